@@ -1,0 +1,54 @@
+# `make` alone lists the targets. `make gate PYTHON=/path/to/python` uses an interpreter that has everything and installs nothing.
+
+SHELL := /bin/bash
+ifdef PYTHON
+VENV_READY :=
+PY := $(PYTHON)
+else
+VENV_READY := .venv/.ready
+PY := .venv/bin/python
+endif
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.venv/.ready: pyproject.toml constraints.txt
+	@echo "building .venv (once; torch is large)"
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or later is needed, python3 is $$(python3 --version): install one, or name it: make gate PYTHON=..."; exit 2; }
+	@python3 -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gate,dev]'
+	@touch $@
+
+.PHONY: gate
+gate: $(VENV_READY) ## measure, compare, report: ends with a verdict and report/index.html (ARGS='--select kv_write')
+	@$(PY) -m ci gate $(ARGS)
+
+.PHONY: test
+test: $(VENV_READY) ## run the tests (ARGS='-m "not slow"' for the quick ones)
+	@$(PY) -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV_READY) ## ruff and strict mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+.PHONY: tables
+tables: $(VENV_READY) ## print each suite's table on this device
+	@for suite in bench_paged_decode bench_kv_write bench_controls; do $(PY) -m asv_bench.$$suite || exit; done
+
+.PHONY: run
+run: $(VENV_READY) ## measure HEAD once (ARGS='--keep runs/1' keeps it as one run of a baseline)
+	@$(PY) -m ci run $(ARGS)
+
+.PHONY: baseline
+baseline: $(VENV_READY) ## record a baseline of kept runs (ARGS='runs/1 runs/2 ... --accepted-by NAME')
+	@$(PY) -m ci baseline record $(ARGS)
+
+.PHONY: clean
+clean: ## remove what the gate measured and wrote, but not .venv
+	rm -rf .asv report

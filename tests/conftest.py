@@ -1,0 +1,42 @@
+"""What all tests share: the device, the material beside the checkout, and the marks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _has_cuda() -> bool:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return False
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips the GPU tests, with the reason, where there is no GPU."""
+    if any(item.get_closest_marker("gpu") for item in items) and not _has_cuda():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real results trees from other projects; it lies beside the checkout and is not a part of it."""
+    folder = Path(os.environ.get("RAPID_LLM_SHARED", ROOT.parent / "shared")) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the shared data are not at {folder} (set RAPID_LLM_SHARED)")
+    return folder
