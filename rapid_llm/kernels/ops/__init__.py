@@ -1,0 +1,16 @@
+"""The public calls. What installs measurements is `rapid_llm.kernels.ops.dispatch.set_perf_provider`."""
+
+from rapid_llm.kernels.ops.attention import decode_request, paged_decode_attention
+from rapid_llm.kernels.ops.kv import e4m3_scale, kv_write, quantize_e4m3, quantize_request, write_request
+from rapid_llm.kernels.ops.layout import layout_tags
+
+__all__ = [
+    "decode_request",
+    "e4m3_scale",
+    "kv_write",
+    "layout_tags",
+    "paged_decode_attention",
+    "quantize_e4m3",
+    "quantize_request",
+    "write_request",
+]

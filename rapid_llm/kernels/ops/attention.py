@@ -1,0 +1,147 @@
+"""Public attention calls: validate, dispatch, run."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rapid_llm.errors import ScaleError, ShapeError
+from rapid_llm.kernels.ops import checks
+from rapid_llm.kernels.ops.dispatch import dispatch
+from rapid_llm.kernels.ops.layout import layout_tags
+from rapid_llm.kernels.ops.spec import Request
+
+__all__ = ["DECODE_OP", "decode_request", "paged_decode_attention"]
+
+DECODE_OP = "paged_decode_attention"
+
+
+def paged_decode_attention(
+    q: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    row_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Attends one query token a sequence to its paged K/V rows.
+
+    Nothing is synchronised with the host and the lengths are read on the device, so the call can be captured in a CUDA
+    graph and replayed with other contents of `row_table` and `seq_lens`.
+
+    Args:
+        q: [batch, num_q_heads, head_dim], fp16 or bf16, any batch and head stride, last stride 1. num_q_heads is a
+            multiple of num_kv_heads; query head h reads K/V head h // (num_q_heads // num_kv_heads).
+        k_rows: [num_rows, num_kv_heads, head_dim], any row and head stride, last stride 1; dtype of q, or uint8
+            holding e4m3.
+        v_rows: As k_rows.
+        row_table: [batch, max_seq_len], int32, any batch stride, last stride 1: the cache row of each token. Entries
+            past a sequence's length are ignored, whatever they hold; those within it must be rows of the cache.
+        seq_lens: [batch], int32, in tokens; 0 gives a row of zeros. A length over max_seq_len counts as max_seq_len.
+        k_scale, v_scale: Scale of an e4m3 cache (value = byte's value * scale), a Python float; None means 1.
+        softmax_scale: Factor on the scores; None means head_dim ** -0.5.
+        out: Written and returned where given: [batch, num_q_heads, head_dim], dtype and device of q, last stride 1.
+        backend: Name of the backend that has to serve the call; None leaves the choice to the dispatch.
+
+    Returns:
+        [batch, num_q_heads, head_dim], dtype of q; accumulated in fp32.
+
+    Raises:
+        ShapeError: A shape, stride, dtype or device disagrees with the above (`DTypeError` for a dtype).
+        ScaleError: A scale is not finite and positive, or is given for a cache that is not e4m3.
+        NoKernelError: No registered spec can serve the call; the message lists each spec and its reasons.
+
+    Source:
+        Kwon et al. 2023, arXiv:2309.06180; split-K: Dao et al., Flash-Decoding, 2023.
+    """
+    request = decode_request(q, k_rows, v_rows, row_table, seq_lens)
+    quantised = k_rows.dtype == torch.uint8
+    k_factor = checks.check_scale(DECODE_OP, "k_scale", k_scale, quantised=quantised)
+    v_factor = checks.check_scale(DECODE_OP, "v_scale", v_scale, quantised=quantised)
+    if softmax_scale is None:
+        softmax_scale = q.shape[-1] ** -0.5
+    elif isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
+        kind = type(softmax_scale).__name__
+        raise ScaleError(f"{DECODE_OP} expected softmax_scale to be a Python float, got {kind}; convert it.")
+    elif not math.isfinite(softmax_scale):
+        raise ScaleError(f"{DECODE_OP} expected a finite softmax_scale, got {softmax_scale!r}; None is the usual one.")
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    else:
+        checks.check_out(DECODE_OP, out, q.shape, q.dtype, q.device)
+    run = dispatch(request, backend=backend).spec.load()
+    if q.shape[0] > 0:
+        run(
+            q,
+            k_rows,
+            v_rows,
+            row_table,
+            seq_lens,
+            out,
+            k_scale=k_factor,
+            v_scale=v_factor,
+            softmax_scale=float(softmax_scale),
+        )
+    return out
+
+
+def decode_request(q: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Tensor, seq_lens: torch.Tensor) -> Request:
+    """The request that `paged_decode_attention` makes for these tensors, which it validates first.
+
+    Its shape names batch, max_seq_len (the width of row_table), num_q_heads, num_kv_heads, head_dim and num_rows.
+
+    Args:
+        q, k_rows, v_rows, row_table, seq_lens: As of `paged_decode_attention`.
+
+    Raises:
+        ShapeError: As `paged_decode_attention`.
+    """
+    checks.check_dims(DECODE_OP, "q", q, "[batch, num_q_heads, head_dim]")
+    checks.check_dtype(DECODE_OP, "q", q, (torch.float16, torch.bfloat16))
+    checks.check_innermost(DECODE_OP, "q", q)
+    checks.check_cache(DECODE_OP, k_rows, v_rows, "q", q)
+    checks.check_dims(DECODE_OP, "row_table", row_table, "[batch, max_seq_len]")
+    checks.check_dtype(DECODE_OP, "row_table", row_table, (torch.int32,))
+    checks.check_innermost(DECODE_OP, "row_table", row_table)
+    checks.check_dims(DECODE_OP, "seq_lens", seq_lens, "[batch]")
+    checks.check_dtype(DECODE_OP, "seq_lens", seq_lens, (torch.int32,))
+    checks.check_innermost(DECODE_OP, "seq_lens", seq_lens)
+    checks.check_devices(DECODE_OP, q=q, k_rows=k_rows, v_rows=v_rows, row_table=row_table, seq_lens=seq_lens)
+    batch, num_q_heads, head_dim = q.shape
+    num_rows, num_kv_heads, _ = k_rows.shape
+    if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
+        raise ShapeError(
+            f"{DECODE_OP} expected num_q_heads to be a positive multiple of num_kv_heads, got {num_q_heads} and "
+            f"{num_kv_heads}; every K/V head serves the same number of query heads."
+        )
+    if head_dim == 0:
+        raise ShapeError(f"{DECODE_OP} expected a positive head_dim, got q {tuple(q.shape)}; pass whole heads.")
+    if row_table.shape[0] != batch or seq_lens.shape[0] != batch:
+        raise ShapeError(
+            f"{DECODE_OP} expected row_table and seq_lens for the batch of q ({batch}), got {row_table.shape[0]} and "
+            f"{seq_lens.shape[0]} sequences; pass one row of the table and one length a query."
+        )
+    return Request(
+        op=DECODE_OP,
+        device_type=q.device.type,
+        capability=checks.device_capability(q.device),
+        q_dtype=checks.DTYPE_NAMES[q.dtype],
+        kv_dtype=checks.DTYPE_NAMES[k_rows.dtype],
+        layout_tags=layout_tags(k_rows, v_rows, row_table),
+        shape=Request.sorted_shape(
+            {
+                "batch": batch,
+                "max_seq_len": row_table.shape[1],
+                "num_q_heads": num_q_heads,
+                "num_kv_heads": num_kv_heads,
+                "head_dim": head_dim,
+                "num_rows": num_rows,
+            }
+        ),
+    )

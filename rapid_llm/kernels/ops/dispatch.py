@@ -1,0 +1,227 @@
+"""Chooses the kernel for a request: filter with reasons, then rank on (perf, -preference_score, -priority, name)."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rapid_llm.errors import BackendError, NoKernelError, PerfProviderError
+from rapid_llm.kernels.ops import registry
+from rapid_llm.kernels.ops.spec import KernelSpec, Request
+
+__all__ = [
+    "FORCE_BACKEND_VARIABLE",
+    "Candidate",
+    "PerfProvider",
+    "Rejection",
+    "Selection",
+    "dispatch",
+    "set_perf_provider",
+]
+
+PerfProvider = Callable[[KernelSpec, Request], "float | None"]
+"""Gives the measured time of a spec for a request in milliseconds, None where it was not measured."""
+
+FORCE_BACKEND_VARIABLE = "RAPID_LLM_FORCE_BACKEND"
+
+# Both change what is available or chosen without changing the request, so they belong to a decision's key.
+_DECIDING_VARIABLES = (FORCE_BACKEND_VARIABLE, "TRITON_INTERPRET")
+_MAX_CACHED_DECISIONS = 4096
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A spec that can serve the request, with what it is ranked on.
+
+    Attributes:
+        spec: The spec.
+        perf_ms: Measured time that counts for the ranking; inf where there is none.
+        preference_score: How many of its preferences hold.
+        note: Says what `perf_ms` is, or why a measurement does not count.
+    """
+
+    spec: KernelSpec
+    perf_ms: float
+    preference_score: int
+    note: str
+
+    @property
+    def rank_key(self) -> tuple[float, int, int, str]:
+        """Ascending: the smallest is chosen."""
+        return (self.perf_ms, -self.preference_score, -self.spec.priority, self.spec.name)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A spec that cannot serve the request, with every reason in the fixed order of the checks."""
+
+    spec: KernelSpec
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A decision and how it came about.
+
+    Attributes:
+        request: What was asked for.
+        ranking: Specs that can serve it, the chosen one first.
+        rejected: The others, by name.
+        forced: What named the backend, such as 'backend="triton"'; None where nothing did.
+    """
+
+    request: Request
+    ranking: tuple[Candidate, ...]
+    rejected: tuple[Rejection, ...]
+    forced: str | None = None
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The chosen spec."""
+        return self.ranking[0].spec
+
+    def explain(self) -> str:
+        """The decision as text: request, winner, runners-up with their rank keys, and every rejection's reasons."""
+        lines = [f"{self.request.op}: {self.spec.name}", f"  request: {self.request.describe()}"]
+        if self.forced is not None:
+            lines.append(f"  forced by {self.forced}: the golden gate is bypassed, every other check holds")
+        lines.append("  ranked on (perf, -preference_score, -priority, name):")
+        for place, candidate in enumerate(self.ranking, start=1):
+            perf_ms, *rest = candidate.rank_key
+            key = ", ".join(str(part) for part in (f"{perf_ms:.6g} ms", *rest))
+            lines.append(f"    {place}. {candidate.spec.name} ({key}): {candidate.note}")
+            lines.append(f"       {candidate.spec.requirements()}")
+        lines.append("  rejected:" if self.rejected else "  rejected: none")
+        lines += _rejection_lines(self.rejected)
+        return "\n".join(lines)
+
+
+class _Decisions:
+    """The perf provider and the decisions made with it."""
+
+    def __init__(self) -> None:
+        self.provider: PerfProvider | None = None
+        self.generation = -1
+        self.cache: dict[tuple[Request, str | None, tuple[str | None, ...]], Selection] = {}
+
+
+_decisions = _Decisions()
+
+
+def set_perf_provider(provider: PerfProvider | None) -> PerfProvider | None:
+    """Installs the source of measured times, and forgets every decision made so far.
+
+    Args:
+        provider: `provider(spec, request)` gives milliseconds, or None where that spec was not measured for that
+            request. None installs "nothing is measured".
+
+    Returns:
+        The provider that was installed before.
+    """
+    before = _decisions.provider
+    _decisions.provider = provider
+    _decisions.cache.clear()
+    return before
+
+
+def dispatch(request: Request, *, backend: str | None = None) -> Selection:
+    """Chooses the kernel that serves `request`.
+
+    A spec is rejected for its device, capability, availability, dtypes, layout, shape, or because its recorded
+    verification failed. A backend that is named, by `backend` or else by the environment variable
+    RAPID_LLM_FORCE_BACKEND, passes over the last of these and never falls back to another backend.
+
+    Args:
+        request: What is needed.
+        backend: Name of the backend that has to serve it; None leaves the choice to the ranking.
+
+    Raises:
+        BackendError: No registered spec has the named backend.
+        NoKernelError: No spec can serve the request; the message lists each with its reasons.
+        PerfProviderError: The perf provider raised, or gave something that is no time.
+    """
+    if _decisions.generation != registry.generation() or len(_decisions.cache) >= _MAX_CACHED_DECISIONS:
+        _decisions.cache.clear()
+        _decisions.generation = registry.generation()
+    key = (request, backend, tuple(map(os.environ.get, _DECIDING_VARIABLES)))
+    selection = _decisions.cache.get(key)
+    if selection is None:
+        selection = _decide(request, *_forced_backend(backend))
+        _decisions.cache[key] = selection
+    return selection
+
+
+def _forced_backend(backend: str | None) -> tuple[str | None, str | None]:
+    """The backend that has to serve the call, and what says so."""
+    if backend is not None:
+        name, source = backend, f'backend="{backend}"'
+    elif variable := os.environ.get(FORCE_BACKEND_VARIABLE):
+        name, source = variable, f"{FORCE_BACKEND_VARIABLE}={variable}"
+    else:
+        return None, None
+    if name not in registry.backends():
+        choices = ", ".join(registry.backends())
+        raise BackendError(f"dispatch expected one of the backends {choices}, got {source}; name one of these or none.")
+    return name, source
+
+
+def _decide(request: Request, forced: str | None, source: str | None) -> Selection:
+    candidates: list[Candidate] = []
+    rejected: list[Rejection] = []
+    for spec in registry.specs_for(request.op):
+        reasons = list(spec.rejections(request))
+        if forced is not None and spec.backend != forced:
+            reasons.insert(0, f"backend {spec.backend} is not the one that {source} names")
+        elif forced is None and spec.golden is not None and not spec.golden.verified:
+            reasons.append(f"its verification failed (max_abs_diff {spec.golden.max_abs_diff})")
+        if reasons:
+            rejected.append(Rejection(spec, tuple(reasons)))
+        else:
+            perf_ms, note = _perf(spec, request)
+            candidates.append(Candidate(spec, perf_ms, spec.preference_score(request), note))
+    if not candidates:
+        raise NoKernelError(_nothing_serves(request, rejected, source))
+    return Selection(request, tuple(sorted(candidates, key=lambda c: c.rank_key)), tuple(rejected), source)
+
+
+def _perf(spec: KernelSpec, request: Request) -> tuple[float, str]:
+    """Milliseconds that count for the ranking, and what to say about them."""
+    provider = _decisions.provider
+    if provider is None:
+        return math.inf, "unmeasured (no perf provider is installed)"
+    try:
+        perf_ms = provider(spec, request)
+    except Exception as error:
+        raise PerfProviderError(
+            f"The perf provider raised {type(error).__name__} for {spec.name} ({error}); it should give None for what was not measured."
+        ) from error
+    if perf_ms is None:
+        return math.inf, "unmeasured"
+    if isinstance(perf_ms, bool) or not isinstance(perf_ms, numbers.Real) or not 0 < perf_ms < math.inf:
+        raise PerfProviderError(
+            f"The perf provider gave {perf_ms!r} for {spec.name}, expected a positive finite number of milliseconds, "
+            "or None for what was not measured."
+        )
+    if spec.golden is None or not spec.golden.verified:
+        why = "no golden record" if spec.golden is None else "verification failed"
+        return math.inf, f"measured {float(perf_ms):.6g} ms, which does not count: {why}"
+    return float(perf_ms), "measured and verified"
+
+
+def _nothing_serves(request: Request, rejected: list[Rejection], source: str | None) -> str:
+    asked = f" with {source}" if source else ""
+    head = f"No kernel serves {request.op}{asked} for {request.describe()}."
+    if not rejected:
+        return f"{head} No spec is registered for that op."
+    return "\n".join([f"{head} Change what the reasons name:", *_rejection_lines(rejected)])
+
+
+def _rejection_lines(rejected: list[Rejection] | tuple[Rejection, ...]) -> list[str]:
+    lines = []
+    for rejection in rejected:
+        lines.append(f"    {rejection.spec.name}: {'; '.join(rejection.reasons)}")
+        lines.append(f"       {rejection.spec.requirements()}")
+    return lines

@@ -1,0 +1,68 @@
+"""Compiles every kernel for compute capabilities, without a GPU, and prints what the compiler says of it as JSON.
+
+A process of its own, because Triton decides while it is imported whether kernels are compiled or interpreted:
+`python compile_kernels.py 80 86`.
+"""
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rapid_llm.kernels.kv_quant import quantize_e4m3_kernel
+from rapid_llm.kernels.kv_write import kv_write_kernel
+from rapid_llm.kernels.paged_decode import choose_config, combine_kernel, paged_decode_kernel
+
+_POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64"}
+_FLOATS = {"k_scale", "v_scale", "scale", "score_scale", "out_scale"}
+
+
+def _compile(kernel: Any, capability: int, constants: dict[str, Any], dtypes: dict[str, str], **options: int) -> dict[str, Any]:
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name] = "*" + dtypes[name] if name in dtypes else _POINTERS[name]
+        else:
+            signature[name] = "fp32" if name in _FLOATS else "i32"
+    # As a launch specialises them: 16-byte aligned pointers, strides that are multiples of 16.
+    attributes = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names) if name.endswith(("_ptr", "_stride"))}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return {"shared_bytes": compiled.metadata.shared, "converts": "e4m3x2" in compiled.asm["ptx"]}
+
+
+def compile_all(capability: int) -> dict[str, dict[str, Any]]:
+    """Compiles the kernels as their launchers would ask for them on a device of `capability` (86 for 8.6)."""
+    convert = capability >= 89
+    report = {}
+    decodes = [("fp16", False, 128), ("bf16", False, 256), ("fp16", True, 128), ("bf16", True, 96)]
+    for q_dtype, e4m3, head_dim in decodes:
+        config = choose_config(4, head_dim, e4m3=e4m3)
+        constants = {
+            "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+            "BLOCK_D": config.block_d, "E4M3": e4m3, "CONVERT": convert, "DOT_FP32": False, "STAGES": config.num_stages,
+        }  # fmt: skip
+        pool = "i16" if e4m3 else q_dtype
+        dtypes = {"q_ptr": q_dtype, "k_ptr": pool, "v_ptr": pool, "out_ptr": q_dtype}
+        dtypes |= {"partial_out_ptr": "fp32", "partial_lse_ptr": "fp32"}
+        name = f"decode-{q_dtype}-{'e4m3' if e4m3 else q_dtype}-{head_dim}"
+        report[name] = _compile(paged_decode_kernel, capability, constants, dtypes, num_warps=config.num_warps)
+    dtypes = {"partial_out_ptr": "fp32", "partial_lse_ptr": "fp32", "out_ptr": "bf16"}
+    report["combine"] = _compile(combine_kernel, capability, {"HEAD_DIM": 96, "BLOCK_S": 8, "BLOCK_D": 128}, dtypes)
+    for e4m3 in (False, True):
+        constants = {"NUM_ELEMENTS": 960, "HEAD_DIM": 96, "TOKENS": 4, "BLOCK": 1024, "E4M3": e4m3, "CONVERT": convert}
+        pool = "u8" if e4m3 else "fp16"
+        dtypes = {"k_ptr": "fp16", "v_ptr": "fp16", "k_rows_ptr": pool, "v_rows_ptr": pool}
+        report[f"write-{pool}"] = _compile(kv_write_kernel, capability, constants, dtypes)
+    constants = {"CONTIGUOUS": False, "BLOCK": 2048, "CONVERT": convert}
+    report["quantize"] = _compile(quantize_e4m3_kernel, capability, constants, {"x_ptr": "fp32", "out_ptr": "u8"})
+    return report
+
+
+if __name__ == "__main__":
+    print(json.dumps({capability: compile_all(int(capability)) for capability in sys.argv[1:]}))

@@ -1,0 +1,44 @@
+"""The kernels compile without a GPU for each supported compute capability, within its shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CAPABILITIES = [80, 86, 89, 90, 100]
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Most shared memory of one program. Source: CUDA C++ Programming Guide, technical specifications per capability."""
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Any]:
+    """Compiles in a process without the interpreter, all capabilities in one, for the imports take longer than a kernel."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_kernels.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, CAPABILITIES)],
+        env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    reports: dict[str, Any] = json.loads(done.stdout)
+    return reports
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_compiles_and_fits(reports: dict[str, Any], capability: int) -> None:
+    report = reports[str(capability)]
+    assert len(report) == 8
+    too_large = {name: facts for name, facts in report.items() if facts["shared_bytes"] > SHARED_BYTES[capability]}
+    assert too_large == {}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_e4m3_instructions_only_where_the_device_has_them(reports: dict[str, Any], capability: int) -> None:
+    """Below 8.9 there is no e4m3 conversion: reading and writing go by integer arithmetic."""
+    converts = {name for name, facts in reports[str(capability)].items() if facts["converts"]}
+    e4m3_kernels = {"decode-fp16-e4m3-128", "decode-bf16-e4m3-96", "write-u8", "quantize"}
+    assert converts == (e4m3_kernels if capability >= 89 else set())

@@ -1,0 +1,123 @@
+"""What only a GPU can show: real memory past 2**31 elements, CUDA graphs, no host synchronisation."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from asv_bench.verify import check_decode, check_write, decode_reference
+from rapid_llm.kernels.launch import has_e4m3_convert
+from rapid_llm.kernels.ops import kv_write, paged_decode_attention, quantize_e4m3
+from rapid_llm.kv_cache import KVCacheManager
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning"),
+]
+
+POOLS = [(torch.float16, {}), (torch.uint8, {"k_scale": 0.02, "v_scale": 0.01})]
+HEADS, HEAD_DIM = 8, 128
+
+
+@pytest.fixture
+def no_synchronisation() -> Iterator[None]:
+    """torch raises where an operation would wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("dtype", "scales"), POOLS)
+def test_a_real_pool_past_two_to_the_31(dtype: torch.dtype, scales: dict[str, float], backend: str) -> None:
+    num_rows = 1_048_580 if dtype == torch.float16 else 2_097_156
+    if torch.cuda.mem_get_info()[0] < 6 * 2**30:
+        pytest.skip("needs 6 GiB of free device memory")
+    pool = torch.zeros(num_rows, 2 * HEADS, HEAD_DIM, dtype=dtype, device="cuda")
+    k_rows, v_rows = pool[:, :HEADS], pool[:, HEADS:]
+    slots = torch.tensor([0, num_rows - 5, num_rows - 4, num_rows - 1], dtype=torch.int32, device="cuda")
+    k, v = (torch.randn(4, HEADS, HEAD_DIM, device="cuda").half() for _ in range(2))
+    kv_write(k, v, slots, k_rows, v_rows, **scales, backend=backend)
+    check_write(k, v, slots, k_rows, v_rows, **scales)
+    neighbours = torch.tensor([1, num_rows - 6, num_rows - 3, num_rows - 2], device="cuda")
+    assert not pool[neighbours].any()
+    q = torch.randn(1, 4 * HEADS, HEAD_DIM, device="cuda").half()
+    lens = torch.tensor([4], dtype=torch.int32, device="cuda")
+    out = paged_decode_attention(q, k_rows, v_rows, slots[None], lens, **scales, backend=backend)
+    reference = decode_reference(q, k_rows, v_rows, slots[None], lens, **scales)
+    check_decode(out, reference, kv_dtype=str(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "scales"), POOLS)
+def test_write_and_decode_in_one_cuda_graph(dtype: torch.dtype, scales: dict[str, float], backend: str) -> None:
+    """Captured once, replayed with other tokens, slots, tables and lengths."""
+    num_rows, batch, width = 4096, 3, 700
+    pool = torch.zeros(num_rows, 2 * HEADS, HEAD_DIM, dtype=dtype, device="cuda")
+    k_rows, v_rows = pool[:, :HEADS], pool[:, HEADS:]
+    kv_write(
+        *(torch.randn(num_rows, HEADS, HEAD_DIM, device="cuda").half() for _ in range(2)),
+        torch.arange(num_rows, device="cuda"), k_rows, v_rows, **scales,
+    )  # fmt: skip
+    q = torch.randn(batch, 4 * HEADS, HEAD_DIM, device="cuda").half()
+    k, v = (torch.randn(batch, HEADS, HEAD_DIM, device="cuda").half() for _ in range(2))
+    table = torch.randint(0, num_rows, (batch, width), device="cuda").int()
+    lens = torch.tensor([1, 0, width], dtype=torch.int32, device="cuda")
+    slots = torch.tensor([5, 6, -1], dtype=torch.int32, device="cuda")
+    out = torch.empty_like(q)
+
+    def step() -> None:
+        kv_write(k, v, slots, k_rows, v_rows, **scales, backend=backend)
+        paged_decode_attention(q, k_rows, v_rows, table, lens, out=out, **scales, backend=backend)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for new_lens, new_slots in (([700, 33, 1], [9, -1, 11]), ([0, 129, 64], [4095, 5000, 0])):
+        for tensor in (q, k, v):
+            tensor.normal_()
+        lens.copy_(torch.tensor(new_lens))
+        slots.copy_(torch.tensor(new_slots))
+        table.random_(0, num_rows)
+        graph.replay()
+        check_write(k, v, slots, k_rows, v_rows, **scales)
+        reference = decode_reference(q, k_rows, v_rows, table, lens, **scales)
+        check_decode(out, reference, kv_dtype=str(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "scales"), POOLS)
+@pytest.mark.usefixtures("no_synchronisation")
+def test_the_calls_do_not_wait_for_the_device(dtype: torch.dtype, scales: dict[str, float], backend: str) -> None:
+    pool = torch.zeros(64, 2 * HEADS, HEAD_DIM, dtype=dtype, device="cuda")
+    x = torch.ones(2, HEADS, HEAD_DIM, device="cuda", dtype=torch.float16)
+    slots = torch.arange(2, dtype=torch.int32, device="cuda")
+    table, lens = slots[:, None].contiguous(), torch.ones_like(slots)
+    kv_write(x, x, slots, pool[:, :HEADS], pool[:, HEADS:], **scales, backend=backend)
+    paged_decode_attention(x, pool[:, :HEADS], pool[:, HEADS:], table, lens, **scales, backend=backend)
+    quantize_e4m3(x, 0.5, backend=backend)
+
+
+def test_bump_allocation_does_not_wait_and_the_search_does() -> None:
+    """R90: the searched path asks the device for the place of a run; the bump path asks nothing."""
+    manager = KVCacheManager(256, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device="cuda", allocate_kv=False)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows: Any = manager.alloc_kvcache_index(8)
+        manager.alloc_blocks(2)
+        assert manager.last_alloc_path == "bump"
+        torch.cuda.set_sync_debug_mode("default")
+        manager.release(rows)
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            manager.alloc_kvcache_index(8)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_conversion_instructions_are_the_ones_under_test() -> None:
+    """On 8.9 and later the other tests of this folder run the hardware's conversions, not the integer arithmetic."""
+    device = torch.device("cuda")
+    assert has_e4m3_convert(device) == (torch.cuda.get_device_capability(device) >= (8, 9))

@@ -1,0 +1,65 @@
+"""Address arithmetic past 2**31 elements, without the memory: the pools are sparse files of which few pages exist.
+
+The same on a real pool is in test_gpu.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from asv_bench.verify import check_decode, check_write, decode_reference
+from rapid_llm.kernels.ops import kv_write, paged_decode_attention
+from rapid_llm.kernels.paged_decode import row_offsets
+
+NUM_KV_HEADS, HEAD_DIM = 8, 128
+ROW_ELEMENTS = 2 * NUM_KV_HEADS * HEAD_DIM
+
+needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="host memory is not the GPU's; test_gpu.py covers it")
+
+
+@triton.jit
+def _offset_kernel(rows_ptr, out_ptr, stride, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, ROWS)
+    tl.store(out_ptr + lane, row_offsets(tl.load(rows_ptr + lane), stride))
+
+
+def test_row_offsets_are_64_bit(device: str) -> None:
+    rows = torch.tensor([0, 1_048_575, 1_048_576, 2**31 - 1], dtype=torch.int32, device=device)
+    out = torch.empty(4, dtype=torch.int64, device=device)
+    _offset_kernel[(1,)](rows, out, 2048, ROWS=4)
+    assert out.tolist() == [0, 2_147_481_600, 2_147_483_648, (2**31 - 1) * 2048]
+
+
+@pytest.fixture(params=["float16", "e4m3"])
+def sparse_pool(request: pytest.FixtureRequest, tmp_path: Path) -> torch.Tensor:
+    """A combined pool whose last rows lie past 2**31: elements of fp16, pairs of e4m3 bytes."""
+    dtype, num_rows = (torch.float16, 1_048_580) if request.param == "float16" else (torch.uint8, 2_097_156)
+    memory = torch.from_file(str(tmp_path / "pool"), shared=True, size=num_rows * ROW_ELEMENTS, dtype=dtype)
+    return memory.view(num_rows, 2 * NUM_KV_HEADS, HEAD_DIM)
+
+
+@needs_cpu
+def test_write_then_attend_past_two_to_the_31(sparse_pool: torch.Tensor, backend: str) -> None:
+    """Only slots {0, n - 5, n - 4, n - 1} are written and attended; their neighbours stay zero."""
+    num_rows = sparse_pool.shape[0]
+    k_rows, v_rows = sparse_pool[:, :NUM_KV_HEADS], sparse_pool[:, NUM_KV_HEADS:]
+    slots = [0, num_rows - 5, num_rows - 4, num_rows - 1]
+    assert slots[2] * ROW_ELEMENTS // (2 if sparse_pool.dtype == torch.uint8 else 1) == 2**31
+    scales: dict[str, Any] = {"k_scale": 0.02, "v_scale": 0.01} if sparse_pool.dtype == torch.uint8 else {}
+    mapping = torch.tensor(slots, dtype=torch.int32)
+    k, v = (torch.randn(4, NUM_KV_HEADS, HEAD_DIM).half() for _ in range(2))
+    kv_write(k, v, mapping, k_rows, v_rows, **scales, backend=backend)
+    check_write(k, v, mapping, k_rows, v_rows, **scales)
+    neighbours = torch.tensor([1, 2, num_rows - 6, num_rows - 3, num_rows - 2])
+    assert not sparse_pool[neighbours].any()
+
+    q = torch.randn(2, NUM_KV_HEADS, HEAD_DIM).half()
+    table = torch.stack([mapping, mapping.flip(0)])
+    lens = torch.tensor([4, 2], dtype=torch.int32)
+    out = paged_decode_attention(q, k_rows, v_rows, table, lens, **scales, backend=backend)
+    reference = decode_reference(q, k_rows, v_rows, table, lens, **scales)
+    check_decode(out, reference, kv_dtype=str(sparse_pool.dtype))
