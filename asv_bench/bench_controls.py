@@ -1,0 +1,183 @@
+"""Controls: vendor operations that a change of this library cannot touch.
+
+When one of them moves, the machine moved. Each serves the bottleneck classes whose rows it is like. Run as a script, it prints the
+table: `python -m asv_bench.bench_controls`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from asv_bench import kv_pool, suite, verify
+from asv_bench.lazy import LazyModule
+from asv_bench.microbench import Work
+from asv_bench.suite import Bottleneck, Case, Outcomes, Prepared
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+
+def _vendor(name: str) -> dict[str, str]:
+    return {"cuda": f"vendor:{name}", "cpu": f"vendor:{name}"}
+
+
+def _case(what: str, size: int, device: str, bottleneck: Bottleneck, *, unit: str = "MiB", **more: Any) -> Case:
+    return Case(label=f"{what} {size} {unit} cold", bottleneck=bottleneck, devices=(device,), args={"size": size, **more})
+
+
+def _equal(actual: torch.Tensor, expected: torch.Tensor, what: str) -> float:
+    if not torch.equal(actual, expected):
+        raise verify.VerificationError(f"control {what}: the vendor's result is not what it has to be")
+    return 0.0
+
+
+class Copy(suite.Suite):
+    """Device copy: serves the rows that are bound by writing."""
+
+    op = "copy"
+    unit = "GB/s"
+    control = True
+    impl = _vendor("copy_")
+    cases = (
+        _case("copy", 1024, "cuda", "write-bandwidth"),
+        _case("copy", 256, "cuda", "write-bandwidth"),
+        _case("copy", 32, "cpu", "write-bandwidth"),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        size = case.args["size"] << 20
+        source = torch.arange(size // 4, dtype=torch.int32, device=device)
+        target = torch.empty_like(source)
+        return Prepared(
+            calls=[lambda: target.copy_(source)],
+            work=Work(moved=2.0 * size),
+            poison=lambda: target.fill_(-1),
+            check=lambda: _equal(target, source, case.label),
+        )
+
+    def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
+    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
+
+
+class Read(suite.Suite):
+    """Reduction over a large tensor: serves the rows that are bound by reading, e4m3 included."""
+
+    op = "read"
+    unit = "GB/s"
+    control = True
+    impl = _vendor("amax")
+    cases = (
+        _case("read", 1024, "cuda", "read-bandwidth"),
+        _case("read", 256, "cuda", "read-bandwidth"),
+        _case("read", 32, "cpu", "read-bandwidth"),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        size = case.args["size"] << 20
+        source = torch.arange(size // 4, dtype=torch.int32, device=device).view(-1, 1024)
+        result = torch.empty(source.shape[0], dtype=torch.int32, device=device)
+        return Prepared(
+            calls=[lambda: torch.amax(source, dim=1, out=result)],
+            work=Work(moved=float(size + 4 * source.shape[0])),
+            poison=lambda: result.fill_(-1),
+            check=lambda: _equal(result, source[:, -1], case.label),
+        )
+
+    def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
+    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
+
+
+class Matmul(suite.Suite):
+    """Vendor matrix product: serves the rows that are bound by arithmetic, and shows the clocks."""
+
+    op = "matmul"
+    unit = "TFLOP/s"
+    control = True
+    impl = _vendor("matmul")
+    cases = (
+        _case("matmul bfloat16", 8192, "cuda", "compute", unit="cubed", dtype="bfloat16"),
+        _case("matmul float32", 512, "cpu", "compute", unit="cubed", dtype="float32"),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        size = case.args["size"]
+        dtype = getattr(torch, case.args["dtype"])
+        a, b = (kv_pool.random_values((size, size), dtype, device, seed=s) for s in (1, 2))
+        out = torch.empty_like(a)
+        rows = torch.arange(0, size, size // 8, device=device)
+        expected = a[rows].double() @ b.double()
+        tolerance = 2.0**-7 if dtype == torch.bfloat16 else 2.0**-16
+
+        def check() -> float:
+            error = (out[rows].double() - expected).norm() / expected.norm()
+            if not float(error) < tolerance:
+                raise verify.VerificationError(f"control {case.label}: relative error {float(error):.2e} over {tolerance:.2e}")
+            return float((out[rows].double() - expected).abs().max())
+
+        return Prepared(
+            calls=[lambda: torch.matmul(a, b, out=out)],
+            work=Work(flops=2.0 * size**3, moved=3.0 * size * size * a.element_size()),
+            poison=lambda: out.fill_(float("nan")),
+            check=check,
+        )
+
+    def track_compute(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_compute.unit = "TFLOP/s"  # type: ignore[attr-defined]
+    track_compute.higher_is_better = True  # type: ignore[attr-defined]
+
+
+class Small(suite.Suite):
+    """A vendor call too small for bandwidth to matter, and a host that waits for the device: serve launch and host rows."""
+
+    op = "small"
+    unit = "calls/s"
+    control = True
+    impl = _vendor("add_ / item")
+    cases = (
+        Case(label="add_ of 4096 int32", bottleneck="launch", devices=("cuda", "cpu"), args={"wait": False}),
+        Case(label="nonzero and item of 4096 int32", bottleneck="host", devices=("cuda", "cpu"), args={"wait": True}),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        sets = 64 if device.type == "cuda" and not case.args["wait"] else 1
+        buffers = [torch.arange(4096, dtype=torch.int32, device=device) for _ in range(sets)]
+        if case.args["wait"]:
+            buffer = buffers[0]
+            found: list[int] = []
+            return Prepared(
+                calls=[lambda: found.append(int(buffer.nonzero()[-1].item()))],
+                work=Work(),
+                poison=found.clear,
+                check=lambda: _equal(torch.tensor(found[-1:]), torch.tensor([4095]), case.label),
+            )
+
+        def step(buffer: torch.Tensor) -> Any:
+            return lambda: buffer.add_(1)
+
+        def check() -> float:
+            for buffer in buffers:
+                _equal(buffer - buffer[0], torch.arange(4096, dtype=torch.int32, device=device), case.label)
+            return 0.0
+
+        return Prepared(calls=[step(b) for b in buffers], work=Work(moved=2.0 * 4 * 4096), poison=lambda: None, check=check)
+
+    def track_calls(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_calls.unit = "calls/s"  # type: ignore[attr-defined]
+    track_calls.higher_is_better = True  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(suite.main(sys.modules[__name__]))

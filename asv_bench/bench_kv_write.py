@@ -1,0 +1,218 @@
+"""KV write: the scatter at prefill (bandwidth) and at decode (launches), and the allocator's three states (host).
+
+Prefill and decode are different operations on one kernel, not two points of a curve, and have suites of their own. Run as a script, it
+prints the tables: `python -m asv_bench.bench_kv_write`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from asv_bench import kv_pool, suite, verify
+from asv_bench.lazy import LazyModule
+from asv_bench.microbench import Work
+from asv_bench.suite import Case, Outcomes, Prepared
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+ops: Any = LazyModule("rapid_llm.kernels.ops")
+dispatcher: Any = LazyModule("rapid_llm.kernels.ops.dispatch")
+kv_cache: Any = LazyModule("rapid_llm.kv_cache")
+
+_IMPL = {"cuda": "triton_kv_write", "cpu": "torch_kv_write"}
+_ALLOCATOR_IMPL = {"cuda": "KVCacheManager.alloc_kvcache_index", "cpu": "KVCacheManager.alloc_kvcache_index"}
+_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
+_GUARD_ROWS = 256
+_ALLOCATOR_ROWS = 1 << 17
+_ALLOCATOR_TOKENS = 64
+
+
+def _prefill(num_tokens: int, kv_dtype: str, device: str, *, dtype: str = "float16") -> Case:
+    return Case(
+        label=f"prefill T={num_tokens} {kv_dtype} combined fragmented cold",
+        bottleneck="write-bandwidth",
+        devices=(device,),
+        phase="prefill",
+        kv_dtype=kv_dtype,
+        args={"num_tokens": num_tokens, "kv_dtype": kv_dtype, "dtype": dtype},
+    )
+
+
+def _decode(num_tokens: int, kv_dtype: str) -> Case:
+    return Case(
+        label=f"decode T={num_tokens} {kv_dtype} combined fragmented",
+        bottleneck="launch",
+        devices=("cuda", "cpu"),
+        phase="decode",
+        kv_dtype=kv_dtype,
+        args={"num_tokens": num_tokens, "kv_dtype": kv_dtype, "dtype": "float16"},
+    )
+
+
+def _build_write(case: Case, device: torch.device) -> Prepared:
+    """Rotating scatters of fresh K and V, views of a fused QKV projection, into scattered rows of a combined pool."""
+    num_tokens: int = case.args["num_tokens"]
+    kv_dtype: str = case.args["kv_dtype"]
+    dtype = getattr(torch, case.args["dtype"])
+    heads = _NUM_Q_HEADS + 2 * _NUM_KV_HEADS
+    elements = 2 * num_tokens * _NUM_KV_HEADS * _HEAD_DIM
+    moved = elements * (dtype.itemsize + kv_pool.pool_dtype(kv_dtype).itemsize) + 4 * num_tokens
+    num_sets = kv_pool.num_sets_for(moved, device)
+    pool = kv_pool.paged_pool(
+        seq_lens=[],
+        num_kv_heads=_NUM_KV_HEADS,
+        head_dim=_HEAD_DIM,
+        kv_dtype=kv_dtype,
+        device=device,
+        spare_rows=num_sets * num_tokens + _GUARD_ROWS,
+    )
+    slots = [pool.free_rows[i * num_tokens : (i + 1) * num_tokens].contiguous() for i in range(num_sets)]
+    guards = pool.free_rows[num_sets * num_tokens :].long()
+    qkv = kv_pool.random_values((num_sets, num_tokens, heads, _HEAD_DIM), dtype, device, seed=11)
+    keys = [qkv[i, :, _NUM_Q_HEADS : _NUM_Q_HEADS + _NUM_KV_HEADS] for i in range(num_sets)]
+    values = [qkv[i, :, _NUM_Q_HEADS + _NUM_KV_HEADS :] for i in range(num_sets)]
+    guards_before = torch.stack([pool.k_rows[guards], pool.v_rows[guards]])
+
+    def call(i: int) -> Callable[[], object]:
+        k, v, slot_mapping = keys[i], values[i], slots[i]
+        return lambda: ops.kv_write(k, v, slot_mapping, pool.k_rows, pool.v_rows, **pool.scales)
+
+    def poison() -> None:
+        written = torch.cat(slots).long()
+        for rows in (pool.k_rows, pool.v_rows):
+            rows[written] = 0x7F if rows.dtype == torch.uint8 else float("nan")
+
+    def check() -> float:
+        verify.check_guards(guards_before, torch.stack([pool.k_rows[guards], pool.v_rows[guards]]), what=f"KV write, {case.label}")
+        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
+        return max(verify.check_write(k, v, s, pool.k_rows, pool.v_rows, **scales) for k, v, s in zip(keys, values, slots, strict=True))
+
+    return Prepared(
+        calls=[call(i) for i in range(num_sets)],
+        work=Work(moved=float(moved)),
+        poison=poison,
+        check=check,
+        selection=dispatcher.dispatch(ops.write_request(keys[0], values[0], slots[0], pool.k_rows, pool.v_rows)),
+        inputs=[slots[0]],
+    )
+
+
+class KVWritePrefill(suite.Suite):
+    """Thousands of rows a call: bound by bandwidth."""
+
+    op = "kv_write"
+    unit = "GB/s"
+    impl = _IMPL
+    cases = (
+        _prefill(4096, "float16", "cuda"),
+        _prefill(16384, "float16", "cuda"),
+        _prefill(32768, "float16", "cuda"),
+        _prefill(16384, "bfloat16", "cuda", dtype="bfloat16"),
+        _prefill(4096, "e4m3", "cuda"),
+        _prefill(16384, "e4m3", "cuda"),
+        _prefill(32768, "e4m3", "cuda"),
+        _prefill(512, "float16", "cpu"),
+        _prefill(512, "e4m3", "cpu"),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        return _build_write(case, device)
+
+    def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
+    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
+
+
+class KVWriteDecode(suite.Suite):
+    """One row a sequence: bound by the launch, so calls are counted and no bandwidth is quoted."""
+
+    op = "kv_write"
+    unit = "calls/s"
+    impl = _IMPL
+    cases = (_decode(1, "float16"), _decode(8, "float16"), _decode(64, "float16"), _decode(64, "e4m3"))
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        return _build_write(case, device)
+
+    def track_calls(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_calls.unit = "calls/s"  # type: ignore[attr-defined]
+    track_calls.higher_is_better = True  # type: ignore[attr-defined]
+
+
+def _state(state: str) -> Case:
+    return Case(
+        label=f"alloc n={_ALLOCATOR_TOKENS} of {_ALLOCATOR_ROWS} rows, state={state}",
+        bottleneck="host",
+        devices=("cuda", "cpu"),
+        phase="decode",
+        args={"state": state},
+    )
+
+
+class Allocator(suite.Suite):
+    """`KVCacheManager.alloc_kvcache_index` in the three states that a server meets: host time, by `bench_host`."""
+
+    op = "alloc_kvcache_index"
+    unit = "calls/s"
+    impl = _ALLOCATOR_IMPL
+    cases = (_state("bump"), _state("run_search"), _state("fragmented"))
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        state: str = case.args["state"]
+        manager = kv_cache.KVCacheManager(
+            _ALLOCATOR_ROWS, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device=device, allocate_kv=False
+        )
+        taken: list[torch.Tensor] = []
+
+        def reach() -> None:
+            """Brings the manager into the state through its public calls, from wherever it is."""
+            taken.clear()
+            manager.free_all()
+            if state == "bump":
+                manager.alloc_kvcache_index(_ALLOCATOR_ROWS // 2)
+                return
+            everything = manager.alloc_kvcache_index(_ALLOCATOR_ROWS)
+            if state == "run_search":
+                manager.release(everything[_ALLOCATOR_ROWS // 2 : _ALLOCATOR_ROWS // 2 + 4 * _ALLOCATOR_TOKENS])
+            else:
+                manager.release(everything[::2])
+
+        def reset() -> None:
+            """Gives back what the last call took, which leaves the state as it was; a bump cursor needs `free_all` instead."""
+            if state == "bump" or not taken:
+                reach()
+            else:
+                manager.release(taken.pop())
+
+        def call() -> None:
+            taken.append(manager.alloc_kvcache_index(_ALLOCATOR_TOKENS))
+
+        def check() -> float:
+            reset()
+            free = manager.is_free(torch.arange(_ALLOCATOR_ROWS, dtype=torch.int32, device=device))
+            call()
+            verify.check_allocation(taken[-1], free, count=_ALLOCATOR_TOKENS, state=state)
+            if manager.last_alloc_path != state:
+                raise verify.VerificationError(f"allocator: the row says {state} and the call took the {manager.last_alloc_path} path")
+            return 0.0
+
+        return Prepared(calls=[call], work=Work(), poison=reach, check=check, reset=reset)
+
+    def track_calls(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+    track_calls.unit = "calls/s"  # type: ignore[attr-defined]
+    track_calls.higher_is_better = True  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(suite.main(sys.modules[__name__]))

@@ -1,0 +1,178 @@
+"""The pool fixture: KV caches in the state in which a server leaves them.
+
+A freshly built tensor does not have the properties that decide how fast a KV kernel runs; `paged_pool` does:
+
+- *Fragmented row table.* The rows come from `KVCacheManager` after releases have scattered them, and sequences take them in no
+  particular order. `order="contiguous"` builds the other extreme, so that the cost of paging is a row of its own.
+- *Combined per-layer buffer.* K and V are strided views of one buffer, as `KVCacheManager.layer_views` hands them to
+  `rapid_llm.modules.attention`. `layout="split"` allocates them apart.
+- *A pool of at least eight times the L2*, so that what is attended is large enough to be bound by bandwidth rather than by launches.
+- *e4m3 through the real quantiser*: bytes in a uint8 container with scales on the caller's side, not a cast.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from asv_bench.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+ops: Any = LazyModule("rapid_llm.kernels.ops")
+kv_cache: Any = LazyModule("rapid_llm.kv_cache")
+
+PROTOCOL = "p1"
+"""Version of the fixture: raise it with any change that can move a number."""
+
+_L2_FACTOR = 8
+_FILL_CHUNK_ROWS = 1 << 16
+
+
+@dataclass
+class PagedPool:
+    """A filled KV pool and the row tables that attend it.
+
+    Attributes:
+        k_rows, v_rows: [num_rows, num_kv_heads, head_dim] views; uint8 holds e4m3 bytes.
+        row_tables: One [batch, max_seq_len] int32 table a working set; the sets share no rows.
+        seq_lens: [batch], int32, in tokens.
+        k_scale, v_scale: Scales of an e4m3 pool, None otherwise.
+        free_rows: Rows that no table uses, int32, in random order.
+    """
+
+    k_rows: torch.Tensor
+    v_rows: torch.Tensor
+    row_tables: list[torch.Tensor]
+    seq_lens: torch.Tensor
+    k_scale: float | None
+    v_scale: float | None
+    free_rows: torch.Tensor
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """Keyword arguments of the public calls for this pool's scales; empty where it has none."""
+        return {} if self.k_scale is None or self.v_scale is None else {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+
+def pool_dtype(kv_dtype: str) -> torch.dtype:
+    """The container dtype of a pool: e4m3 lives in uint8."""
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16, "e4m3": torch.uint8}[kv_dtype]
+
+
+def l2_bytes(device: torch.device) -> int:
+    """L2 size from the device's properties; 0 on a CPU, where the flush does the work of the large pool."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
+
+
+def num_sets_for(bytes_a_set: float, device: torch.device, *, most: int = 256) -> int:
+    """How many working sets a rotation needs, so that none is still in the L2 when its turn comes again."""
+    return max(1, min(most, math.ceil(4 * l2_bytes(device) / bytes_a_set)))
+
+
+def paged_pool(
+    *,
+    seq_lens: list[int],
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: str,
+    device: torch.device,
+    layout: str = "combined",
+    order: str = "fragmented",
+    num_sets: int = 1,
+    spare_rows: int = 0,
+    seed: int = 0,
+) -> PagedPool:
+    """Builds a filled pool.
+
+    Args:
+        seq_lens: Tokens of each sequence.
+        num_kv_heads, head_dim: Geometry of a cache row.
+        kv_dtype: "float16", "bfloat16" or "e4m3".
+        device: Where it lives.
+        layout: "combined" (K and V views of one buffer) or "split".
+        order: "fragmented" (as the allocator hands rows out after releases) or "contiguous".
+        num_sets: Disjoint row tables to build.
+        spare_rows: Rows to leave free, for writes.
+        seed: Of the values and of the scatter.
+    Raises:
+        ValueError: An unknown layout or order.
+    """
+    if layout not in ("combined", "split") or order not in ("fragmented", "contiguous"):
+        raise ValueError(f"paged_pool knows the layouts combined and split and the orders fragmented and contiguous, not {layout}/{order}")
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    used = sum(seq_lens) * num_sets + spare_rows
+    row_bytes = 2 * num_kv_heads * head_dim * pool_dtype(kv_dtype).itemsize
+    num_rows = max(2 * used, math.ceil(_L2_FACTOR * l2_bytes(device) / row_bytes))
+    manager = kv_cache.KVCacheManager(
+        num_rows,
+        num_layers=1,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=pool_dtype(kv_dtype),
+        device=device,
+        allocate_kv=layout == "combined",
+    )
+    if layout == "combined":
+        k_rows, v_rows = manager.layer_views(0)
+    else:
+        k_rows, v_rows = (torch.empty(num_rows, num_kv_heads, head_dim, dtype=pool_dtype(kv_dtype), device=device) for _ in range(2))
+    k_scale = _fill(k_rows, seed + 1)
+    v_scale = _fill(v_rows, seed + 2)
+    rows = _take_rows(manager, used, order, generator)
+    per_set = sum(seq_lens)
+    tables = [_table(rows[i * per_set : (i + 1) * per_set], seq_lens) for i in range(num_sets)]
+    lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+    return PagedPool(k_rows, v_rows, tables, lengths, k_scale, v_scale, rows[num_sets * per_set :])
+
+
+def random_values(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
+    """Normal values from a seeded generator of the device."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+
+def _take_rows(manager: Any, count: int, order: str, generator: torch.Generator) -> torch.Tensor:
+    """`count` rows from the manager, in the state that `order` names."""
+    rows: torch.Tensor | None
+    if order == "contiguous":
+        rows = manager.alloc_kvcache_index(count)
+    else:
+        everything = manager.alloc_kvcache_index(manager.num_rows)
+        shuffled = torch.randperm(manager.num_rows, generator=generator).to(everything.device)
+        manager.release(everything[shuffled[: max(count, manager.num_rows // 2)]])
+        rows = manager.alloc_kvcache_index(count)
+    if rows is None:
+        raise RuntimeError(f"paged_pool: the manager of {manager.num_rows} rows could not serve {count}")
+    if order == "contiguous":
+        return rows
+    return rows[torch.randperm(count, generator=generator).to(rows.device)]
+
+
+def _table(rows: torch.Tensor, seq_lens: list[int]) -> torch.Tensor:
+    """Row table of sequences that take `rows` one after the other; entries past a length repeat row 0."""
+    table = torch.zeros(len(seq_lens), max(seq_lens, default=0), dtype=torch.int32, device=rows.device)
+    start = 0
+    for b, length in enumerate(seq_lens):
+        table[b, :length] = rows[start : start + length]
+        start += length
+    return table
+
+
+def _fill(pool: torch.Tensor, seed: int) -> float | None:
+    """Fills a view with normal values, by the real quantiser for e4m3; returns the scale or None."""
+    scale: float | None = None
+    for start in range(0, pool.shape[0], _FILL_CHUNK_ROWS):
+        part = pool[start : start + _FILL_CHUNK_ROWS]
+        values = random_values(tuple(part.shape), torch.float16, pool.device, seed + start)
+        if pool.dtype == torch.uint8:
+            if scale is None:
+                scale = ops.e4m3_scale(values)
+            part.copy_(ops.quantize_e4m3(values, scale))
+        else:
+            part.copy_(values)
+    return scale

@@ -1,0 +1,212 @@
+"""Slow, obvious references and the tolerances that go with them; nothing here calls the library under test.
+
+A result is verified before it is timed, and again after. The kernel tests import the same functions, so that a tolerance has one
+definition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asv_bench.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+_RTOL = {"float16": 2e-3, "bfloat16": 1.6e-2}
+"""Relative tolerance of an attention output by its dtype: two units in the last place of the stored result, and as much again."""
+
+_ATOL = {"float16": 4e-3, "bfloat16": 3e-2}
+"""Absolute tolerance in units of the reference's root mean square: outputs over long contexts are about 1/sqrt(S), so that a fixed
+number would accept zeros."""
+
+_E4M3_MAX = 448.0
+
+
+class VerificationError(AssertionError):
+    """A result differs from its reference; there is no number for it."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float16" for torch.float16; the uint8 container of a KV pool is called "e4m3"."""
+    return "e4m3" if dtype == torch.uint8 else str(dtype).removeprefix("torch.")
+
+
+def widen(rows: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """float64 values of pool rows; uint8 rows are e4m3 bytes, widened by torch and multiplied by `scale`."""
+    if rows.dtype == torch.uint8:
+        rows = rows.view(torch.float8_e4m3fn).to(torch.float32)
+    return rows.to(torch.float64) * scale
+
+
+def decode_reference(
+    q: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    row_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    softmax_scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of one query token a sequence over its rows, sequence by sequence in float64.
+
+    Args:
+        q: [batch, num_q_heads, head_dim].
+        k_rows, v_rows: [num_rows, num_kv_heads, head_dim]; uint8 holds e4m3 bytes.
+        row_table: [batch, max_seq_len], int32.
+        seq_lens: [batch], int32, in tokens.
+        k_scale, v_scale: Scales of an e4m3 pool.
+        softmax_scale: None means head_dim ** -0.5.
+    Returns:
+        [batch, num_q_heads, head_dim], float64; zeros for a sequence of length 0.
+    """
+    batch, num_q_heads, head_dim = q.shape
+    group = num_q_heads // k_rows.shape[1]
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    out = torch.zeros(batch, num_q_heads, head_dim, dtype=torch.float64, device=q.device)
+    for b, length in enumerate(seq_lens.tolist()):
+        if length == 0:
+            continue
+        rows = row_table[b, :length].long()
+        keys = widen(k_rows[rows], k_scale).repeat_interleave(group, dim=1)
+        values = widen(v_rows[rows], v_scale).repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,shd->hs", q[b].double(), keys) * scale
+        out[b] = torch.einsum("hs,shd->hd", scores.softmax(dim=-1), values)
+    return out
+
+
+def check_decode(out: torch.Tensor, reference: torch.Tensor, *, kv_dtype: str) -> float:
+    """Compares an attention output with its reference.
+
+    Args:
+        out: [batch, num_q_heads, head_dim], fp16 or bf16.
+        reference: As `out`, float64, from the same pool bytes.
+        kv_dtype: Named in the message.
+    Returns:
+        The largest absolute difference.
+    Raises:
+        VerificationError: An element is missing (NaN) or beyond the tolerance.
+    """
+    name = dtype_name(out.dtype)
+    difference = (out.double() - reference).abs()
+    rms = reference.square().mean().sqrt()
+    allowed = _RTOL[name] * reference.abs() + _ATOL[name] * rms
+    wrong = ~(difference <= allowed)
+    if bool(wrong.any()):
+        worst = torch.where(difference.isnan(), torch.inf, difference / allowed.clamp_min(1e-300)).argmax()
+        place = [int(i) for i in torch.unravel_index(worst, out.shape)]
+        raise VerificationError(
+            f"decode over a {kv_dtype} pool: {int(wrong.sum())} of {wrong.numel()} elements are off, the worst at {place} is"
+            f" {float(out.flatten()[worst]):.6g} where the reference has {float(reference.flatten()[worst]):.6g}"
+        )
+    return float(difference.max()) if difference.numel() else 0.0
+
+
+def e4m3_bytes(x: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The e4m3 bytes of x / scale, saturating, by both ways to divide: x / scale, and x times the fp32 reciprocal."""
+    x32 = x.to(torch.float32)
+    quotient = x32 / torch.tensor(scale, dtype=torch.float32, device=x.device)
+    product = x32 * (1.0 / torch.tensor(scale, dtype=torch.float32, device=x.device))
+    by_quotient, by_product = (v.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8) for v in (quotient, product))
+    return by_quotient, by_product
+
+
+def check_e4m3(written: torch.Tensor, x: torch.Tensor, scale: float, *, what: str) -> float:
+    """Checks quantised bytes: each has to be the rounding of x / scale, by either way to divide; NaN stays NaN.
+
+    Args:
+        written: uint8, any shape.
+        x: Values that were quantised, same shape.
+        scale: Scale of the pool.
+        what: Named in the message.
+    Returns:
+        The largest absolute difference between x and what the bytes stand for (rounding included).
+    Raises:
+        VerificationError: A byte is neither.
+    """
+    by_quotient, by_product = e4m3_bytes(x, scale)
+    nan = x.isnan()
+    right = torch.where(nan, (written & 0x7F) == 0x7F, (written == by_quotient) | (written == by_product))
+    if not bool(right.all()):
+        raise VerificationError(f"{what}: {int((~right).sum())} of {right.numel()} e4m3 bytes are not the rounding of value / scale")
+    finite = ~nan & x.isfinite()
+    error = (widen(written, scale) - x.double()).abs()[finite]
+    return float(error.max()) if error.numel() else 0.0
+
+
+def write_reference(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, *, num_rows: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a KV write has to leave: (rows, keys, values) of the tokens that are kept (slot in [0, num_rows))."""
+    keep = (slot_mapping >= 0) & (slot_mapping < num_rows)
+    return slot_mapping[keep].long(), k[keep], v[keep]
+
+
+def check_write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> float:
+    """Reads written rows back through the destination index and compares them, K with K and V with V.
+
+    Args:
+        k, v: [num_tokens, num_kv_heads, head_dim], what was written.
+        slot_mapping: [num_tokens]; negative and too large slots were skipped.
+        k_rows, v_rows: [num_rows, num_kv_heads, head_dim], the pool after the write.
+        k_scale, v_scale: Scales of an e4m3 pool.
+    Returns:
+        The largest absolute difference: 0 for a copy, the rounding for an e4m3 pool.
+    Raises:
+        VerificationError: A row does not hold what was written to it.
+    """
+    rows, keys, values = write_reference(k, v, slot_mapping, num_rows=k_rows.shape[0])
+    worst = 0.0
+    for name, pool, expected, scale in (("K", k_rows, keys, k_scale), ("V", v_rows, values, v_scale)):
+        written = pool[rows]
+        if written.dtype == torch.uint8:
+            worst = max(worst, check_e4m3(written, expected, scale, what=f"KV write, {name} half"))
+        elif not torch.equal(written.nan_to_num(), expected.nan_to_num()) or not torch.equal(written.isnan(), expected.isnan()):
+            wrong = (written != expected) & ~(written.isnan() & expected.isnan())
+            raise VerificationError(f"KV write, {name} half: {int(wrong.sum())} of {wrong.numel()} elements differ from what was written")
+    return worst
+
+
+def check_guards(before: torch.Tensor, after: torch.Tensor, *, what: str) -> None:
+    """Checks that rows which nobody wrote are byte for byte what they were.
+
+    Raises:
+        VerificationError: A guard row changed.
+    """
+    if not torch.equal(before.view(torch.uint8), after.view(torch.uint8)):
+        raise VerificationError(f"{what}: rows that were not in the index have changed")
+
+
+def check_allocation(rows: torch.Tensor | None, free_before: torch.Tensor, *, count: int, state: str) -> None:
+    """Checks what an allocator returned: `count` distinct rows that were free.
+
+    Args:
+        rows: [count], the rows returned.
+        free_before: [num_rows], bool, which rows were free before the call.
+        count: How many were asked for.
+        state: Named in the message.
+    Raises:
+        VerificationError: Too few, duplicate, foreign or occupied rows.
+    """
+    if rows is None or rows.numel() != count:
+        raise VerificationError(f"allocator, {state}: asked for {count} rows, got {'none' if rows is None else rows.numel()}")
+    distinct = len(set(rows.tolist()))
+    if distinct != count:
+        raise VerificationError(f"allocator, {state}: {count - distinct} rows were handed out twice in one call")
+    if bool(((rows < 0) | (rows >= free_before.numel())).any()):
+        raise VerificationError(f"allocator, {state}: a row lies outside the pool of {free_before.numel()} rows")
+    if not bool(free_before[rows.long()].all()):
+        raise VerificationError(f"allocator, {state}: {int((~free_before[rows.long()]).sum())} rows were in use already")

@@ -1,0 +1,281 @@
+"""The measuring process: verifies, times and journals one row after the other.
+
+`main` is what `asv_bench.session` starts; `run_script` is the same in the foreground, for people.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rapid_llm
+from asv_bench import microbench, peaks, records
+from asv_bench.environment import collect_environment, collect_state
+from asv_bench.microbench import Row, Timing, TimingError, bench, bench_graph, bench_host
+from asv_bench.suite import Prepared, SuiteRow, all_rows
+from asv_bench.verify import VerificationError
+
+DEVICE_VARIABLE = "RAPID_LLM_BENCH_DEVICE"
+CHECKOUT_VARIABLE = "ASV_BUILD_DIR"
+
+_LONG_CALL_US = 200.0
+"""Calls that cannot be shorter than this by their bytes are timed one by one with a flush; shorter ones by graph replay."""
+
+
+class WrongKernelError(RuntimeError):
+    """`dispatch()` chose another kernel than the one the row is named after."""
+
+
+def choose_device() -> torch.device:
+    """The device that RAPID_LLM_BENCH_DEVICE names, else the GPU, else the CPU.
+
+    Raises:
+        ValueError: The variable names none, or one that is not there.
+    """
+    wanted = os.environ.get(DEVICE_VARIABLE, "auto")
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"{DEVICE_VARIABLE}={wanted!r} names no device: use auto, cpu or cuda")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{DEVICE_VARIABLE}=cuda, and torch sees no CUDA device: unset it or mend the driver")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        torch.set_num_threads(1)  # the second core keeps the rest of the machine off the measurement
+        return torch.device("cpu")
+    return torch.device("cuda")
+
+
+def check_checkout() -> None:
+    """Refuses to measure when `rapid_llm` was imported from outside the commit's checkout.
+
+    Raises:
+        ImportError: It comes from elsewhere.
+    """
+    checkout = os.environ.get(CHECKOUT_VARIABLE)
+    where = Path(rapid_llm.__file__ or "").resolve()
+    if checkout and Path(checkout).resolve() not in where.parents:
+        raise ImportError(
+            f"rapid_llm comes from {where}, outside the checkout of the commit under test ({checkout}): the number would be another"
+            " commit's; remove the installed copy or mend PYTHONPATH"
+        )
+
+
+class Bench:
+    """A device, its peaks and ceilings, and how a row is measured on it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.environment = collect_environment(device)
+        self.memory_peak_gb_per_s = peaks.memory_peak_gb_per_s(device)
+        self.copy_gb_per_s = peaks.copy_ceiling_gb_per_s(device)
+        self.release()
+
+    def header(self) -> dict[str, Any]:
+        ceilings = {"copy_gb_per_s": self.copy_gb_per_s}
+        if self.memory_peak_gb_per_s is not None:
+            ceilings["memory_peak_gb_per_s"] = self.memory_peak_gb_per_s
+        return {
+            "event": "header",
+            "commit": self.environment["commit"] or "unknown",
+            "environment": self.environment,
+            "ceilings": ceilings,
+            "protocol": microbench.PROTOCOL,
+        }
+
+    def release(self) -> None:
+        """Frees what the last row left, so that the next measures no fragmented allocator."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def measure(self, row: SuiteRow) -> dict[str, Any]:
+        """The record of a row; a row without a number says why in `status` and `reason`."""
+        known = row.describe()
+        if self.device.type not in row.case.devices:
+            return records.complete({**known, "status": "skipped", "reason": f"needs a {' or '.join(row.case.devices)} device"})
+        try:
+            return records.complete({**known, **self._measure(row)})
+        except NotImplementedError as error:
+            outcome = ("skipped", str(error))
+        except VerificationError as error:
+            outcome = ("unverified", str(error))
+        except TimingError as error:
+            outcome = ("invalid", str(error))
+        except Exception as error:  # one row's fault is that row's alone
+            outcome = ("failed", f"{type(error).__name__}: {error}")
+            if self.device.type == "cuda" and _device_lost(error):
+                raise
+        finally:
+            self.release()
+        return records.complete({**known, "status": outcome[0], "reason": outcome[1].splitlines()[0][:500] if outcome[1] else "no message"})
+
+    def _measure(self, row: SuiteRow) -> dict[str, Any]:
+        impl = row.suite.impl[self.device.type]
+        prepared = row.suite().build(row.case, self.device)
+        self._check_selection(prepared, impl)
+        prepared.poison()
+        for call in prepared.calls if prepared.reset is None else ():
+            call()
+        difference = _checked(prepared)
+        timing = self._time(row, prepared)
+        difference = max(difference, _checked(prepared))
+        return self._record(row, impl, prepared, timing, difference)
+
+    @staticmethod
+    def _check_selection(prepared: Prepared, impl: str) -> None:
+        selection = prepared.selection
+        if selection is not None and selection.spec.name != impl:
+            raise WrongKernelError(
+                f"the row is named after {impl} and dispatch() runs {selection.spec.name}; its decision: {selection.explain()}"
+            )
+
+    def _time(self, row: SuiteRow, prepared: Prepared) -> Timing:
+        bottleneck = row.case.bottleneck
+        if bottleneck == "host" or (bottleneck == "launch" and self.device.type == "cpu"):
+            return bench_host(prepared.calls[0], prepared.reset, device=self.device)
+        if self.device.type == "cuda" and self._shortest_us(prepared) < _LONG_CALL_US:
+            return bench_graph(prepared.calls, device=self.device)
+        return bench(prepared.calls[0], device=self.device)
+
+    def _shortest_us(self, prepared: Prepared) -> float:
+        """What the call takes at the device's best, from its bytes; 0 where they do not bound it."""
+        moved = prepared.work.moved or 0.0
+        return moved / (self.memory_peak_gb_per_s or 1e12) / 1e3
+
+    def _record(self, row: SuiteRow, impl: str, prepared: Prepared, timing: Timing, difference: float) -> dict[str, Any]:
+        case = row.case
+        flags = []
+        if timing.near_floor and case.bottleneck != "launch":
+            flags.append("FLOOR")
+        if timing.l2 == "warm":
+            flags.append("WARM")
+        table_row = Row(
+            impl,
+            case.label,
+            timing.median_us,
+            prepared.work,
+            bottleneck=case.bottleneck,
+            peak_gb_per_s=self.memory_peak_gb_per_s,
+            peak_tflop_per_s=peaks.tensor_peak_tflop_per_s(self.environment["device"]["name"], str(case.args.get("dtype"))),
+            copy_gb_per_s=self.copy_gb_per_s,
+            max_abs_diff=None if row.suite.control else difference,
+            flags=tuple(flags),
+        )
+        value = {"GB/s": table_row.gb_per_s, "TFLOP/s": table_row.tflop_per_s, "calls/s": table_row.calls_per_s}[row.suite.unit]
+        status, reason = "ok", None
+        if table_row.violation:
+            status, reason = "violation", f"reads {table_row.peak_fraction:.1%} of peak; check {', then '.join(microbench.CHECK_ORDER)}"
+        return {
+            "status": status,
+            "reason": reason,
+            "impl": impl,
+            "value": value,
+            "latency_us": timing.median_us,
+            "quantiles_us": [timing.quantile_us(0.2), timing.quantile_us(0.8)],
+            "samples": len(timing.samples_us),
+            "timer": timing.timer,
+            "instrument": timing.instrument,
+            "floor_us": timing.floor_us,
+            "tick_us": timing.tick_us,
+            "l2": timing.l2,
+            "work": {"flops": prepared.work.flops, "moved_bytes": prepared.work.moved},
+            "gb_per_s": table_row.gb_per_s if table_row.bandwidth_bound else None,
+            "tflop_per_s": table_row.tflop_per_s,
+            "peak_fraction": table_row.peak_fraction,
+            "copy_fraction": table_row.copy_fraction,
+            "max_abs_diff": table_row.max_abs_diff,
+            "explain": "" if prepared.selection is None else prepared.selection.explain(),
+            "flags": list(table_row.flags),
+            "input_hash": _hash(prepared),
+        }
+
+
+def _checked(prepared: Prepared) -> float:
+    """The largest difference that the check found; one that is no number is no verification."""
+    difference = prepared.check()
+    if not math.isfinite(difference):
+        raise VerificationError(f"the check returned {difference} for a difference")
+    return difference
+
+
+def _hash(prepared: Prepared) -> str | None:
+    if not prepared.inputs:
+        return None
+    digest = hashlib.sha256()
+    for tensor in prepared.inputs:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _device_lost(error: Exception) -> bool:
+    """Whether the CUDA context is beyond use: the process has to end, and another goes on with the next row."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("CUDA error" in text or "Triton Error [CUDA]" in text) and "out of memory" not in text
+
+
+def main() -> None:
+    """Measures the rows named in a file and journals them: `worker ROWS.json JOURNAL`."""
+    wanted = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    with Path(sys.argv[2]).open("a", encoding="utf-8") as journal:
+
+        def say(event: dict[str, Any]) -> None:
+            journal.write(json.dumps(event, allow_nan=False) + "\n")
+            journal.flush()
+
+        check_checkout()
+        rows = {row.id: row for row in all_rows()}
+        machine = Bench(choose_device())
+        say(machine.header())
+        for number, row_id in enumerate(wanted, 1):
+            say({"event": "start", "row": row_id, "number": number, "of": len(wanted)})
+            say({"event": "row", "row": row_id, "outcome": machine.measure(rows[row_id])})
+        say({"event": "end", "state": collect_state(machine.device)})
+
+
+def run_script(rows: list[SuiteRow], *, title: str) -> int:
+    """Measures rows in this process and prints the table, `explain()` of each kernel beside it; returns the exit status."""
+    machine = Bench(choose_device())
+    known = machine.environment
+    versions = f"torch {known['torch']}, triton {known['triton']}, commit {machine.header()['commit'][:12]}"
+    print(f"{title}\n{known['device']['name']}, {versions}")
+    if machine.device.type == "cpu":
+        print("wall clock on a CPU with a cache flush: not a GPU figure")
+    table: list[Row] = []
+    explained: dict[tuple[str, str | None], tuple[str, str]] = {}
+    failed: list[str] = []
+    floor_us = None
+    for row in rows:
+        record = machine.measure(row)
+        if record["status"] == "skipped":
+            continue
+        if record["status"] not in ("ok", "violation"):
+            failed.append(f"{record['status'].upper()}: {row.id}: {record['reason']}")
+            continue
+        floor_us = record["floor_us"] or floor_us
+        explained.setdefault((record["impl"], record["kv_dtype"]), (row.case.label, record["explain"]))
+        table.append(
+            Row(
+                record["impl"],
+                row.case.label,
+                record["latency_us"],
+                microbench.Work(record["work"]["flops"], record["work"]["moved_bytes"]),
+                bottleneck=row.case.bottleneck,
+                peak_gb_per_s=machine.memory_peak_gb_per_s,
+                copy_gb_per_s=machine.copy_gb_per_s,
+                max_abs_diff=record["max_abs_diff"],
+                flags=tuple(record["flags"]),
+            )
+        )
+    print(microbench.report(table, floor_us=floor_us), end="")
+    for label, text in explained.values():
+        if text:
+            print(f"\n[{label}]\n{text}")
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed or any(row.violation for row in table) else 0

@@ -1,0 +1,291 @@
+"""The timers and the table (R18–R22, R31–R37, R39–R41, R55, R99, R100)."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from asv_bench import microbench
+from asv_bench.microbench import (
+    CHECK_ORDER,
+    MIN_SAMPLES,
+    Row,
+    Timing,
+    TimingError,
+    Work,
+    bench,
+    bench_graph,
+    bench_host,
+    bench_stateful,
+    report,
+)
+
+CPU = torch.device("cpu")
+GOLD = Path(__file__).parent / "gold"
+
+
+def _row(**changes: Any) -> Row:
+    known: dict[str, Any] = {
+        "impl": "triton_paged_decode",
+        "case": "decode B=8 S=8192 float16",
+        "us": 80.0,
+        "work": Work(flops=1.0e9, moved=2.684e8),
+        "peak_gb_per_s": 4814.0,
+        "copy_gb_per_s": 4250.0,
+        "max_abs_diff": 1.2e-4,
+    }
+    return Row(**{**known, **changes})
+
+
+def test_r18_r19_row_derives_decimal_rates_from_microseconds() -> None:
+    row = Row("k", "c", us=10.0, work=Work(flops=2.0e9, moved=1.0e6))
+    assert row.gb_per_s == pytest.approx(100.0)  # 1e6 bytes in 1e-5 s are 1e11 B/s
+    assert row.tflop_per_s == pytest.approx(200.0)  # 2e9 in 1e-5 s are 2e14
+    assert row.calls_per_s == pytest.approx(1e5)
+
+
+def test_r20_r22_report_prints_throughput_before_latency_and_the_check_order_of_a_violation() -> None:
+    rows = [
+        _row(),
+        _row(case="decode B=8 S=8192 float16 too good", us=40.0),
+        _row(impl="triton_kv_write", case="decode T=8 float16", us=4.5, work=Work(moved=1e5), bottleneck="launch"),
+        _row(impl="vendor:matmul", case="matmul", us=1400.0, work=Work(flops=1.0995e12), bottleneck="compute", max_abs_diff=None),
+    ]
+    text = report(rows, floor_us=7.25)
+    gold = GOLD / "report.txt"
+    assert text == gold.read_text(encoding="utf-8")
+    places = [text.index(item) for item in CHECK_ORDER]
+    assert places == sorted(places)
+    assert text.index("throughput") < text.index("latency")
+
+
+def test_r21_a_row_above_peak_is_a_violation_and_exactly_at_peak_is_not() -> None:
+    at_peak = _row(us=2.684e8 / 4814.0 / 1e3)
+    assert at_peak.peak_fraction == pytest.approx(1.0)
+    assert not _row(us=at_peak.us * 1.0001).violation
+    assert _row(us=at_peak.us * 0.999).violation
+
+
+@pytest.mark.parametrize("bottleneck", ["launch", "host"])
+def test_r55_launch_and_host_rows_have_no_share_of_a_bandwidth(bottleneck: str) -> None:
+    row = _row(bottleneck=bottleneck, us=1e-3)
+    assert row.peak_fraction is None
+    assert row.copy_fraction is None
+    assert not row.violation
+    assert "%" not in report([row])
+    assert "calls/s" in report([row])
+
+
+def test_r25_an_unknown_peak_gives_a_rate_without_a_percentage() -> None:
+    row = _row(peak_gb_per_s=None, copy_gb_per_s=None)
+    assert row.peak_fraction is None
+    assert "%" not in report([row])
+    assert "GB/s" in report([row])
+
+
+def test_r36_a_warm_row_has_no_percentage() -> None:
+    row = _row(flags=("WARM",), us=1.0)
+    assert row.peak_fraction is None
+    assert row.copy_fraction is None
+    assert "WARM" in report([row])
+
+
+def test_r41_the_first_call_is_not_timed() -> None:
+    calls = 0
+
+    def slow_at_first() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            time.sleep(0.2)
+
+    for timing in (bench(slow_at_first, device=CPU, rep_ms=1), bench_host(slow_at_first, device=CPU, rep_ms=1)):
+        assert max(timing.samples_us) < 1e5
+
+
+def test_r34_bench_host_reads_a_host_stall() -> None:
+    def stall() -> None:
+        until_s = time.perf_counter() + 250e-6
+        while time.perf_counter() < until_s:
+            pass
+
+    timing = bench_host(stall, device=CPU, rep_ms=20)
+    assert 250.0 <= timing.median_us < 300.0
+    assert timing.floor_us is not None
+    assert timing.floor_us < 10.0
+    assert timing.instrument == "wall-clock"
+
+
+def test_r99_a_reading_near_the_floor_says_so() -> None:
+    assert bench_host(lambda: None, device=CPU, rep_ms=5).near_floor
+    assert Timing("bench_host", "wall-clock", (14.9,) * 5, floor_us=10.0).near_floor
+    assert not Timing("bench_host", "wall-clock", (15.1,) * 5, floor_us=10.0).near_floor
+
+
+def test_bench_on_a_cpu_flushes_before_each_call_and_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(microbench, "_CpuFlush", lambda: lambda: events.append("flush"))
+    timing = bench(lambda: events.append("call"), device=CPU, rep_ms=1)
+    assert timing.instrument == "wall-clock"
+    assert timing.l2 == "cold"
+    assert events[0] == "call"  # the untimed one
+    assert events[1:] == ["flush", "call"] * (len(events) // 2)
+    events.clear()
+    assert bench(lambda: events.append("call"), device=CPU, rep_ms=1, warm=True).l2 == "warm"
+    assert "flush" not in events
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        ((), "took 0 samples"),
+        ((5.0,) * (MIN_SAMPLES - 1), f"fewer than {MIN_SAMPLES}"),
+        ((float("nan"),) * 5, "nan"),
+        ((5.0, 5.0, 5.0, 5.0, 0.0), "read 0.0 us"),
+        ((5.0, 5.0, 5.0, 5.0, -1.0), "read -1.0 us"),
+        ((float("inf"),) * 6, "inf"),
+    ],
+)
+def test_case_23_degenerate_samples_are_refused(samples: tuple[float, ...], why: str) -> None:
+    with pytest.raises(TimingError, match=why):
+        Timing("bench", "device", samples).check()
+
+
+def test_quantiles_interpolate() -> None:
+    timing = Timing("bench", "device", (5.0, 1.0, 3.0, 2.0, 4.0))
+    assert timing.median_us == 3.0
+    assert timing.quantile_us(0.2) == pytest.approx(1.8)
+    assert timing.quantile_us(1.0) == 5.0
+
+
+class FakeCuda:
+    """Records the order of what a timer does with a device whose work takes 7 us a call."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.mode = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                fake.log.append("record")
+
+            def elapsed_time(self, other: Event) -> float:
+                fake.log.append("read")
+                return 7e-3
+
+        cuda = SimpleNamespace(
+            Event=Event,
+            synchronize=lambda: fake.log.append("sync"),
+            get_sync_debug_mode=lambda: fake.mode,
+            set_sync_debug_mode=self._set_mode,
+        )
+        monkeypatch.setattr(microbench, "torch", SimpleNamespace(cuda=cuda))
+
+    def _set_mode(self, mode: Any) -> None:
+        self.mode = mode
+
+
+def test_r32_r37_stateful_intervals_are_all_enqueued_before_any_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    log = fake.log
+    timing = bench_stateful(lambda: log.append("call"), lambda: log.append("reset"), device=torch.device("cuda"), rounds=8)
+    assert timing.samples_us == pytest.approx((7.0,) * 8)
+    timed = log[log.index("sync") + 1 :]
+    assert timed[: 8 * 4] == ["reset", "record", "call", "record"] * 8
+    assert timed[8 * 4] == "sync"
+    assert timed.count("sync") == 1
+    assert "read" not in timed[: 8 * 4]
+
+
+def test_r33_a_reset_that_waits_for_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+
+    def waits() -> None:
+        if fake.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(TimingError, match="keep it there"):
+        bench_stateful(lambda: None, waits, device=torch.device("cuda"), rounds=8)
+    assert fake.mode == 0  # put back
+
+
+def test_r17_nothing_else_in_asv_bench_reads_a_clock(root: Path) -> None:
+    clocks = {"perf_counter", "perf_counter_ns", "Event", "do_bench", "elapsed_time", "process_time", "timeit"}
+    found = []
+    for path in sorted((root / "asv_bench").glob("*.py")):
+        if path.name != "microbench.py":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found += [f"{path.name}: {n.attr}" for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in clocks]
+    assert found == []
+
+
+def test_r12_r13_metadata_names_what_reproduces_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAPID_LLM_FORCE_BACKEND", "torch")
+    data = microbench.metadata(CPU, dtype="float16", shapes={"batch": 8})
+    assert data["device"]["name"].startswith("CPU ")
+    assert data["dtype"] == "float16"
+    assert data["shapes"] == {"batch": 8}
+    assert data["torch"] == torch.__version__
+    assert data["env_vars"]["RAPID_LLM_FORCE_BACKEND"] == "torch"
+    assert {"driver", "cuda", "triton", "python", "commit", "boot_id", "state"} <= data.keys()
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    """The instruments against work of a known length."""
+
+    @staticmethod
+    def _sleep(cycles: int) -> Callable[[], None]:
+        return lambda: torch.cuda._sleep(cycles)
+
+    def test_r39_events_do_not_see_a_host_stall_and_bench_host_does(self) -> None:
+        device = torch.device("cuda")
+        x = torch.ones(64, device=device)
+
+        def stall() -> None:
+            until_s = time.perf_counter() + 250e-6
+            while time.perf_counter() < until_s:
+                pass
+            x.add_(1)
+
+        assert bench_graph([lambda: x.add_(1)], device=device).median_us < 10
+        assert bench_host(stall, device=device).median_us > 250
+
+    def test_graph_replay_and_events_agree_on_long_calls(self) -> None:
+        device = torch.device("cuda")
+        call = self._sleep(1_000_000)
+        by_events = bench(call, device=device).median_us
+        by_graph = bench_graph([call], device=device).median_us
+        assert by_graph == pytest.approx(by_events, rel=0.03)
+
+    def test_r35_case_14_a_2_mib_working_set_is_slower_cold_than_warm(self) -> None:
+        device = torch.device("cuda")
+        source = torch.ones(2 << 18, dtype=torch.float32, device=device)
+        target = torch.empty_like(source)
+        cold = bench(lambda: target.copy_(source), device=device)
+        warm = bench(lambda: target.copy_(source), device=device, warm=True)
+        assert cold.l2 == "cold"
+        assert warm.l2 == "warm"
+        assert cold.median_us > warm.median_us
+
+    def test_r33_a_reset_with_item_is_refused(self) -> None:
+        device = torch.device("cuda")
+        x = torch.ones(64, device=device)
+        with pytest.raises(TimingError, match="keep it there"):
+            bench_stateful(lambda: x.add_(1), lambda: x.sum().item(), device=device)
+        assert bench_stateful(lambda: x.add_(1), lambda: x.fill_(0), device=device).median_us > 0

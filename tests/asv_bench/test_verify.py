@@ -1,0 +1,193 @@
+"""References and tolerances refuse what is wrong and take what is right (R4, R5, R6, R53, R58–R60, R66)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asv_bench import verify
+from asv_bench.verify import VerificationError
+
+
+def _decode_inputs(context: int = 400, kv_dtype: torch.dtype = torch.float16, seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = 2 * context
+    k, v = (torch.randn(rows, 2, 64, generator=generator) for _ in range(2))
+    if kv_dtype == torch.uint8:
+        k, v = (x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8) for x in (k, v))
+    else:
+        k, v = k.to(kv_dtype), v.to(kv_dtype)
+    table = torch.randperm(rows, generator=generator)[: 2 * context].view(2, context).to(torch.int32)
+    q = torch.randn(2, 8, 64, generator=generator).half()
+    return {"q": q, "k_rows": k, "v_rows": v, "row_table": table, "seq_lens": torch.tensor([context, context - 7], dtype=torch.int32)}
+
+
+def test_decode_reference_is_softmax_attention_by_hand() -> None:
+    q = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]).half()
+    k = torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]], [[9.0, 9.0]]]).half()
+    v = torch.tensor([[[1.0, 10.0]], [[3.0, 30.0]], [[9.0, 9.0]]]).half()
+    table = torch.tensor([[0, 1, 2]], dtype=torch.int32)
+    out = verify.decode_reference(q, k, v, table, torch.tensor([2], dtype=torch.int32), softmax_scale=0.5)
+    weight = torch.tensor(1.0).exp() / (torch.tensor(1.0).exp() + torch.tensor(-1.0).exp())
+    assert out[0, 0].tolist() == pytest.approx([float(weight + 3 * (1 - weight)), float(10 * weight + 30 * (1 - weight))], rel=1e-6)
+    assert out[0, 1].tolist() == pytest.approx([2.0, 20.0])
+
+
+def test_decode_reference_gives_zeros_for_length_zero() -> None:
+    inputs = _decode_inputs()
+    inputs["seq_lens"] = torch.tensor([0, 3], dtype=torch.int32)
+    out = verify.decode_reference(**inputs)
+    assert not out[0].any()
+    assert out[1].any()
+
+
+@pytest.mark.parametrize("context", [1, 64, 4000])
+def test_zeros_are_refused_however_long_the_context(context: int) -> None:
+    """A long context makes outputs of about 1/sqrt(S): a fixed tolerance would take zeros."""
+    inputs = _decode_inputs(max(context, 8))
+    inputs["seq_lens"] = torch.tensor([context, context], dtype=torch.int32)
+    reference = verify.decode_reference(**inputs)
+    assert verify.check_decode(reference.half(), reference, kv_dtype="float16") < 2e-3
+    with pytest.raises(VerificationError):
+        verify.check_decode(torch.zeros_like(reference).half(), reference, kv_dtype="float16")
+
+
+def _drop_last_token(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "seq_lens": inputs["seq_lens"] - 1}
+
+
+def _swap_heads(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "k_rows": inputs["k_rows"].flip(1)}
+
+
+def _swap_k_and_v(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "k_rows": inputs["v_rows"], "v_rows": inputs["k_rows"]}
+
+
+def _wrong_row(inputs: dict[str, Any]) -> dict[str, Any]:
+    table = inputs["row_table"].clone()
+    table[:, 0] = table[:, 1]
+    return {**inputs, "row_table": table}
+
+
+def _wrong_scale(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "softmax_scale": 1.1 * 64**-0.5}
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.uint8])
+@pytest.mark.parametrize("fault", [_drop_last_token, _swap_heads, _swap_k_and_v, _wrong_row, _wrong_scale])
+def test_faults_of_a_decode_are_refused(fault: Any, kv_dtype: torch.dtype) -> None:
+    inputs = _decode_inputs(kv_dtype=kv_dtype)
+    reference = verify.decode_reference(**inputs)
+    wrong = verify.decode_reference(**fault(inputs)).half()
+    with pytest.raises(VerificationError, match="elements are off"):
+        verify.check_decode(wrong, reference, kv_dtype="float16")
+
+
+def test_one_unwritten_element_is_refused_and_named() -> None:
+    inputs = _decode_inputs()
+    reference = verify.decode_reference(**inputs)
+    out = reference.half()
+    out[1, 5, 17] = float("nan")
+    with pytest.raises(VerificationError, match=r"1 of 1024 elements are off, the worst at \[1, 5, 17\] is nan"):
+        verify.check_decode(out, reference, kv_dtype="float16")
+
+
+def test_r53_e4m3_bytes_are_widened_by_torch_with_their_scale() -> None:
+    every_byte = torch.arange(256, dtype=torch.uint8)
+    widened = verify.widen(every_byte, 0.5)
+    expected = every_byte.view(torch.float8_e4m3fn).float().double() * 0.5
+    assert torch.equal(widened.nan_to_num(), expected.nan_to_num())
+    assert int(widened.isnan().sum()) == 2
+
+
+def _write_case(kv_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(6, 2, 16, generator=generator).half() for _ in range(2))
+    pool = torch.zeros(20, 4, 16, dtype=kv_dtype)
+    slots = torch.tensor([7, 3, -1, 19, 40, 0], dtype=torch.int32)
+    return k, v, slots, pool
+
+
+def _store(pool: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: tuple[float, float]) -> None:
+    for half, values, scale in ((pool[:, :2], k, scales[0]), (pool[:, 2:], v, scales[1])):
+        half[rows] = verify.e4m3_bytes(values, scale)[0] if pool.dtype == torch.uint8 else values
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.uint8])
+def test_r58_a_write_is_read_back_through_its_index(kv_dtype: torch.dtype) -> None:
+    k, v, slots, pool = _write_case(kv_dtype)
+    scales = (0.5, 2.0) if kv_dtype == torch.uint8 else (1.0, 1.0)
+    keep = torch.tensor([0, 1, 3, 5])
+    rows = slots[keep].long()
+    _store(pool, rows, k[keep], v[keep], scales)
+    error = verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:], k_scale=scales[0], v_scale=scales[1])
+    assert (error == 0) == (kv_dtype == torch.float16)
+    swapped = torch.cat([pool[:, 2:], pool[:, :2]], dim=1)
+    with pytest.raises(VerificationError, match="K half"):
+        verify.check_write(k, v, slots, swapped[:, :2], swapped[:, 2:], k_scale=scales[0], v_scale=scales[1])
+    shifted = pool.roll(1, dims=0)
+    with pytest.raises(VerificationError):
+        verify.check_write(k, v, slots, shifted[:, :2], shifted[:, 2:], k_scale=scales[0], v_scale=scales[1])
+    pool[int(rows[-1]), 2] += 1
+    with pytest.raises(VerificationError, match="V half"):
+        verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:], k_scale=scales[0], v_scale=scales[1])
+
+
+def test_swapped_k_and_v_scales_are_refused() -> None:
+    k, v, slots, pool = _write_case(torch.uint8)
+    keep = torch.tensor([0, 1, 3, 5])
+    _store(pool, slots[keep].long(), k[keep], v[keep], (2.0, 0.5))
+    with pytest.raises(VerificationError, match="not the rounding"):
+        verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:], k_scale=0.5, v_scale=2.0)
+
+
+def test_guard_rows_that_changed_are_refused() -> None:
+    before = torch.arange(8, dtype=torch.float16).view(4, 2)
+    verify.check_guards(before, before.clone(), what="w")
+    after = before.clone()
+    after[2, 1] = -0.0
+    before[2, 1] = 0.0
+    with pytest.raises(VerificationError, match="have changed"):
+        verify.check_guards(before, after, what="w")
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (None, "got none"),
+        ([0, 1], "got 2"),
+        ([0, 1, 1], "handed out twice"),
+        ([0, 1, 9], "outside the pool"),
+        ([0, -1, 2], "outside the pool"),
+        ([0, 1, 3], "in use already"),
+    ],
+)
+def test_r66_allocations_that_break_the_invariant_are_refused(rows: list[int] | None, why: str) -> None:
+    free = torch.tensor([True, True, True, False, True])
+    verify.check_allocation(torch.tensor([0, 2, 4], dtype=torch.int32), free, count=3, state="bump")
+    got = None if rows is None else torch.tensor(rows, dtype=torch.int32)
+    with pytest.raises(VerificationError, match=why):
+        verify.check_allocation(got, free, count=3, state="bump")
+
+
+def test_r5_the_references_import_nothing_of_the_library_under_test(root: Path) -> None:
+    tree = ast.parse((root / "asv_bench" / "verify.py").read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names |= {
+        str(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.startswith("rapid_llm")
+    }
+    assert not {name for name in names if name.startswith("rapid_llm")}
+
+
+def test_r6_tolerances_are_named_and_no_suite_has_one_of_its_own(root: Path) -> None:
+    assert set(verify._RTOL) == set(verify._ATOL) == {"float16", "bfloat16"}
+    for path in (root / "asv_bench").glob("bench_*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "rtol" not in text.lower(), path
+        assert "allclose" not in text, path
