@@ -1,0 +1,235 @@
+"""`python -m ci`: run, compare, report, baseline, gate."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ci import baseline as baselines
+from ci import gate as gating
+from ci import run
+from ci.compare import compare_baseline, compare_history
+from ci.confirm import compare_pairs
+from ci.device import detect
+from ci.errors import ExitCode, GateError, UsageError
+from ci.jsonio import write_atomic
+from ci.model import CommitResult, GateResult
+from ci.repo import Repository
+from ci.results import load_commit, read_tree
+from ci.run import Places, RunPlan
+from ci.verdict_file import load as load_verdict
+
+EXIT_CODES = """exit codes, the first that applies:
+  2  the command line, the repository or the selection cannot be used
+  4  the baseline or the environment is invalid
+  6  a result is wrong: UNVERIFIED or over 100 % of peak (VIOLATION)
+  5  the runner is unfit: controls moved, or all rows moved together
+  3  incomplete: rows MISSING, FAILED, INVALID or BLIND
+  1  a regression
+  0  pass"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ci", description=__doc__, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    gate = commands.add_parser("gate", help="measure, compare, report: the whole way")
+    _common(gate)
+    gate.add_argument("--base", help="base branch or commit (default: main, else origin/main)")
+    gate.add_argument("--pairs", type=_positive, default=gating.PAIRS, help="pairs of processes without a stored baseline")
+    gate.add_argument("--rounds", type=_positive, default=gating.SCREEN_ROUNDS, help="processes a run against a stored baseline")
+    gate.add_argument("--no-baseline", action="store_true", help="compare with the merge-base though there is a stored baseline")
+    gate.add_argument("--require-baseline", action="store_true", help="no baseline for this device is an error (4)")
+    gate.add_argument("--no-resume", action="store_true", help="start anew after an interrupted run")
+
+    measure = commands.add_parser("run", help="measure a commit and keep its results")
+    _common(measure)
+    measure.add_argument("commit", nargs="?", default="HEAD")
+    measure.add_argument("--rounds", type=_positive, default=gating.SCREEN_ROUNDS, help="fresh processes")
+    measure.add_argument("--keep", type=Path, help="folder to copy results and records to (one run of a baseline)")
+
+    compare = commands.add_parser("compare", help="compare results that are there")
+    compare.add_argument("head", nargs="*", help="commits under test (two runs of a foreign tree may be given)")
+    compare.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
+    compare.add_argument("--results", type=Path, help="asv results_dir (default: .asv/results; another one is read as a foreign tree)")
+    compare.add_argument("--runs", type=Path, nargs="+", help="folders that `run --keep` made, of the commit under test")
+    compare.add_argument("--machine", help="machine of the results (default: this device)")
+    compare.add_argument("--baseline", type=Path, help="a baseline file")
+    compare.add_argument("--base", nargs="+", default=[], metavar="COMMIT", help="commits to compare with: one, or a history")
+
+    report = commands.add_parser("report", help="write the report again from a verdict.json")
+    report.add_argument("--from", dest="source", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
+    report.add_argument("--report", type=Path, help="folder to write to (default: the same)")
+
+    baseline = commands.add_parser("baseline", help="record or show a baseline")
+    actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
+    record = actions.add_parser("record", help="make a baseline of runs that `run --keep` made")
+    record.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs of one commit on one kind of device")
+    record.add_argument("--reason", required=True, help="why this state is accepted")
+    record.add_argument("--accepted-by", default=os.environ.get("USER", ""), help="who accepts it")
+    record.add_argument("--single-boot", action="store_true", help="accept runs of one boot, as an advisory baseline")
+    record.add_argument("--output", type=Path, help="file to write (default: baselines/<device>.json)")
+    show = actions.add_parser("show", help="print what a baseline holds")
+    show.add_argument("file", type=Path, nargs="?", help="a baseline file (default: this device's)")
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
+    parser.add_argument("--select", metavar="REGEX", help="only rows whose name the expression finds; controls always run")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        return int(_COMMANDS[options.command](options, console))
+    except GateError as error:
+        errors.print(f"ci: {error}", style="bold red", highlight=False, markup=False)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        errors.print("ci: interrupted; what was measured is kept, run the same command again to go on", highlight=False)
+        return 130
+
+
+def _gate(options: argparse.Namespace, console: Console) -> int:
+    wanted = gating.Options(
+        directory=options.report,
+        base=options.base,
+        select=options.select,
+        pairs=options.pairs,
+        rounds=options.rounds,
+        ignore_baseline=options.no_baseline,
+        require_baseline=options.require_baseline,
+        resume=not options.no_resume,
+    )
+    return gating.gate(Path.cwd(), wanted, console).exit_code
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    repository = Repository(Path.cwd())
+    places, device, commit = Places(repository.root), detect(), repository.commit(options.commit)
+    run.forget(places, device, [commit])
+    run.run_asv(places, RunPlan((commit,), options.rounds, select=options.select), console)
+    measured = run.load(places, device, commit)
+    if options.keep:
+        run.keep(places, device, [commit], options.keep)
+    states: dict[str, int] = {}
+    for row in measured.rows.values():
+        states[row.state] = states.get(row.state, 0) + 1
+        if row.state not in ("measured", "skipped"):
+            console.print(f"{row.state}: {row.key}: {row.reason}", markup=False, highlight=False)
+    console.print(f"{commit.short} on {device.name}: {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}", highlight=False)
+    return int(ExitCode.PASS if set(states) <= {"measured", "skipped"} and "measured" in states else ExitCode.INCOMPLETE)
+
+
+def _compare(options: argparse.Namespace, console: Console) -> int:
+    result = _compared(options)
+    result = replace(result, created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}")
+    gating.publish(result, options.report, console)
+    return result.exit_code
+
+
+def _compared(options: argparse.Namespace) -> GateResult:
+    if options.baseline and options.base:
+        raise UsageError("compare takes --baseline or --base, not both.")
+    if options.runs:
+        if not options.baseline:
+            raise UsageError("compare --runs needs a --baseline to hold them against.")
+        runs = [_kept(folder) for folder in options.runs]
+        baseline = baselines.load(options.baseline, name=str(options.baseline))
+        return compare_baseline(runs, baseline, base=baseline.anchor_commit, head=runs[0].commit, device=runs[0].machine)
+    if not options.head:
+        raise UsageError("compare needs a commit under test, or --runs with folders that `run --keep` made.")
+    own = options.results is None
+    results = Path(".asv/results") if own else options.results
+    machine = options.machine or detect().key
+    records = Path(".asv/records") if own else None
+    if options.baseline:
+        runs = [load_commit(results, machine, name, records_dir=records) for name in options.head]
+        baseline = baselines.load(options.baseline, name=str(options.baseline))
+        return compare_baseline(runs, baseline, base=baseline.anchor_commit, head=runs[0].commit, device=machine)
+    if not options.base:
+        raise UsageError("compare needs something to compare with: --baseline FILE, or --base COMMIT ....")
+    if len(options.base) == 1 and own:
+        pair = [load_commit(results, machine, name, records_dir=records) for name in (*options.base, options.head[0])]
+        return compare_pairs(pair[0], pair[1], mode="ab", device=machine)
+    tree = read_tree(results)
+    if machine not in tree.machines:
+        raise UsageError(f"{results} has no machine {machine!r}; it has {', '.join(tree.machines) or 'none'}: name one with --machine.")
+    known = tree.commits(machine)
+    history = [_named(known, name, machine) for name in options.base]
+    return compare_history(history, [_named(known, name, machine) for name in options.head], device=machine)
+
+
+def _named(known: Sequence[CommitResult], name: str, machine: str) -> CommitResult:
+    found = [result for result in known if result.commit.startswith(name)]
+    if len(found) != 1:
+        raise UsageError(f"{machine} has {len(found)} results of {name!r}: name one commit in full.")
+    return found[0]
+
+
+def _kept(folder: Path) -> CommitResult:
+    """The one commit in a folder that `run --keep` made."""
+    tree = read_tree(folder / "results")
+    found = [(machine, result) for machine in tree.machines for result in tree.commits(machine)]
+    if len(found) != 1:
+        raise UsageError(f"{folder} holds {len(found)} results and should hold one: give a folder that `python -m ci run --keep` made.")
+    machine, result = found[0]
+    return load_commit(folder / "results", machine, result.commit, records_dir=folder / "records")
+
+
+def _report(options: argparse.Namespace, console: Console) -> int:
+    source = options.source / "verdict.json" if options.source.is_dir() else options.source
+    try:
+        text = source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"There is no verdict at {source} ({error.strerror}): run `python -m ci gate` first.") from error
+    result = load_verdict(text)
+    gating.publish(result, options.report or source.parent, console)
+    return result.exit_code
+
+
+def _baseline(options: argparse.Namespace, console: Console) -> int:
+    if options.action == "record":
+        return _record(options, console)
+    file = options.file or Path("baselines") / f"{detect().key}.json"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"There is no baseline at {file} ({error.strerror}): record one with `python -m ci baseline record`.") from error
+    console.print(baselines.describe(baselines.load(content, name=str(file))), markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
+def _record(options: argparse.Namespace, console: Console) -> int:
+    runs = [_kept(folder) for folder in options.runs]
+    made = baselines.record(runs, reason=options.reason, accepted_by=options.accepted_by, allow_single_boot=options.single_boot)
+    target = options.output or Path(baselines.file_name(made))
+    write_atomic(target, baselines.to_json(made))
+    console.print(f"{target}: {len(made.rows)} rows of {len(made.runs)} runs", markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
+_COMMANDS = {"gate": _gate, "run": _run, "compare": _compare, "report": _report, "baseline": _baseline}
+
+if __name__ == "__main__":
+    sys.exit(main())

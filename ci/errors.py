@@ -1,0 +1,44 @@
+"""What can go wrong in the gate, and the exit code that says so.
+
+Every message is one sentence that says what is wrong, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``python -m ci``; where several apply, the first in `ci.compare.RUN_ORDER` wins."""
+
+    PASS = 0
+    REGRESSION = 1
+    USAGE = 2
+    INCOMPLETE = 3
+    BASELINE = 4
+    UNFIT = 5
+    WRONG = 6
+
+
+class GateError(Exception):
+    """A refusal with its exit code; the message is one sentence for a person."""
+
+    exit_code: ExitCode = ExitCode.USAGE
+
+
+class UsageError(GateError):
+    """The command line, the repository or the selection cannot be used as given."""
+
+    exit_code = ExitCode.USAGE
+
+
+class InputError(GateError):
+    """A file that is the subject of the comparison cannot be read as what it should be."""
+
+    exit_code = ExitCode.INCOMPLETE
+
+
+class BaselineError(GateError):
+    """The baseline is absent, malformed, of another device or environment."""
+
+    exit_code = ExitCode.BASELINE

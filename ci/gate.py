@@ -1,0 +1,173 @@
+"""The one command: measure, compare, confirm, report.
+
+With a baseline for this device on the base branch, HEAD is measured and held against it; what looks suspicious is measured a second time.
+Without one, merge-base and HEAD are measured in interleaved pairs of fresh processes; where HEAD is the merge-base, it is compared with
+itself, which shows what this machine can see.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from ci import baseline as baselines
+from ci import run
+from ci.baseline import Baseline
+from ci.compare import compare_baseline, needs_second_run
+from ci.confirm import compare_pairs
+from ci.device import Device, detect
+from ci.errors import BaselineError, ExitCode
+from ci.jsonio import write_atomic
+from ci.model import CommitResult, GateResult
+from ci.repo import Commit, Repository
+from ci.report import write_report
+from ci.run import Places, RunPlan
+from ci.terminal import render_terminal
+from ci.verdict_file import dump
+
+SCREEN_ROUNDS = 3
+PAIRS = 12
+_STATE = "gate-state.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `python -m ci gate` was asked for."""
+
+    directory: Path
+    base: str | None = None
+    select: str | None = None
+    pairs: int = PAIRS
+    rounds: int = SCREEN_ROUNDS
+    ignore_baseline: bool = False
+    require_baseline: bool = False
+    resume: bool = True
+
+
+def gate(root: Path, options: Options, console: Console) -> GateResult:
+    """Runs the gate and writes the report.
+
+    Returns:
+        The verdict; `exit_code` is what the process should exit with.
+    Raises:
+        GateError: The gate could not be run; nothing was decided.
+    """
+    repository = Repository(root)
+    places = Places(repository.root)
+    device = detect()
+    head = repository.head()
+    tip = repository.base(options.base)
+    base = repository.merge_base(tip, head)
+    notices = repository.review_notices(base, head)
+    baseline = None if options.ignore_baseline else _baseline_of(repository, tip, device)
+    if baseline is None and options.require_baseline:
+        raise BaselineError(
+            f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
+            " record`, or leave --require-baseline out to compare with the merge-base."
+        )
+    if baseline is None:
+        result = _against_merge_base(repository, places, device, base, head, options, console)
+    else:
+        result = _against_baseline(places, device, base, head, baseline, options, console)
+    result = replace(
+        result, notices=(*notices, *result.notices), created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    )
+    publish(result, options.directory, console)
+    return result
+
+
+def publish(result: GateResult, directory: Path, console: Console) -> None:
+    """Writes verdict.json and the report, and prints the table."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomic(directory / "verdict.json", dump(result))
+    written = write_report(result, directory)
+    render_terminal(result, console)
+    console.print(f"report: {next(path for path in written if path.suffix == '.html')}", highlight=False, soft_wrap=True)
+
+
+def _baseline_of(repository: Repository, tip: Commit, device: Device) -> Baseline | None:
+    """The device's baseline as the base branch has it: a change cannot bring its own."""
+    path = f"baselines/{device.key}.json"
+    content = repository.read(tip, path)
+    return None if content is None else baselines.load(content, name=f"{path} of {tip.label}")
+
+
+def _against_baseline(
+    places: Places, device: Device, base: Commit, head: Commit, baseline: Baseline, options: Options, console: Console
+) -> GateResult:
+    console.print(
+        f"{device.name}: measuring {head.label} ({head.short}) against the stored baseline, {options.rounds} processes", highlight=False
+    )
+    runs: list[CommitResult] = []
+    while True:
+        run.forget(places, device, [head])
+        run.run_asv(places, RunPlan((head,), options.rounds, select=options.select), console)
+        runs.append(run.load(places, device, head))
+        run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
+        if len(runs) == 2 or not needs_second_run(runs, baseline):
+            break
+        console.print("some rows look different: measuring once more", highlight=False)
+    return compare_baseline(runs, baseline, base=base.sha, head=head.sha, device=device.name)
+
+
+def _against_merge_base(
+    repository: Repository, places: Places, device: Device, base: Commit, head: Commit, options: Options, console: Console
+) -> GateResult:
+    same = base.sha == head.sha
+    if same:
+        base, head = head, repository.empty_commit_on(head)
+    what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
+    console.print(f"{device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes", highlight=False)
+    measured = measure_pairs(places, device, (base, head), options, console)
+    run.keep(places, device, (base, head), options.directory / "runs" / "pairs")
+    result = compare_pairs(*measured, mode="aa" if same else "ab", device=device.name)
+    if same:
+        offer = f"To hold later changes against this state, record baselines/{device.key}.json: CONTRIBUTING.md says how."
+        result = replace(result, notices=(*result.notices, offer))
+    return result
+
+
+def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console) -> list[CommitResult]:
+    """Measures commits in interleaved rounds; a run that was interrupted goes on where it stopped."""
+    state_file = places.root / ".asv" / _STATE
+    state = {"commits": [commit.sha for commit in commits], "select": options.select, "device": device.key}
+    done = 0
+    if options.resume and _read_state(state_file) == state:
+        done = _finished_rounds(places, device, commits)
+    if done == 0:
+        run.forget(places, device, commits)
+    elif done < options.pairs:
+        console.print(f"going on after {done} pairs of an interrupted run", highlight=False)
+    write_atomic(state_file, json.dumps(state) + "\n")
+    if done < options.pairs:
+        run.run_asv(places, RunPlan(tuple(commits), options.pairs - done, append=done > 0, select=options.select), console)
+    measured = [run.load(places, device, commit) for commit in commits]
+    state_file.unlink(missing_ok=True)
+    return measured
+
+
+def _read_state(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _finished_rounds(places: Places, device: Device, commits: Sequence[Commit]) -> int:
+    """Rounds that every commit has in asv's results; 0 where one has none that can be used."""
+    counts = []
+    for commit in commits:
+        if not list((places.results / device.key).glob(f"{commit.sha[:8]}-*.json")):
+            return 0
+        rows = run.load(places, device, commit).rows.values()
+        counts.append(max((len(row.samples) for row in rows), default=0))
+    return min(counts)
+
+
+def exit_code_of(result: GateResult) -> ExitCode:
+    return ExitCode(result.exit_code)

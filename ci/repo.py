@@ -1,0 +1,163 @@
+"""What the gate asks git: commits, the merge-base, the baseline on the base branch, and what a change touches."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ci.errors import UsageError
+
+if TYPE_CHECKING:
+    import git
+
+BASE_BRANCHES = ("main", "origin/main")
+
+REVIEWED = {
+    "baselines/": "a baseline or its schema",
+    "asv_bench/": "the instrument or a suite",
+    "ci/": "the gate itself",
+    "asv.conf.json": "asv's configuration",
+    "constraints": "pinned versions",
+}
+"""Paths whose change is shown for review: with them a change could move its own verdict."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit and what to call it."""
+
+    sha: str
+    label: str
+
+    @property
+    def short(self) -> str:
+        return self.sha[:12]
+
+
+class Repository:
+    """The checkout that the gate works in."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the repository that holds `path`.
+
+        Raises:
+            UsageError: git is missing, this is no repository, or git refuses it.
+        """
+        try:
+            import git as module
+        except ImportError as error:
+            raise UsageError(f"The gate needs git and cannot use it ({str(error).splitlines()[0]}): install git.") from error
+        self._git: Any = module
+        try:
+            self.repo: git.Repo = module.Repo(path, search_parent_directories=True)
+        except (module.InvalidGitRepositoryError, module.NoSuchPathError) as error:
+            raise UsageError(f"{path} is not in a git repository: the gate compares commits, run it in a clone.") from error
+        if self.repo.working_tree_dir is None:
+            raise UsageError(f"{path} is a bare repository: run the gate in a clone with a working tree.")
+        self.root = Path(self.repo.working_tree_dir)
+
+    def commit(self, name: str) -> Commit:
+        """The commit that a name stands for.
+
+        Raises:
+            UsageError: There is none.
+        """
+        try:
+            return Commit(self.repo.commit(name).hexsha, name)
+        except (self._git.BadName, self._git.GitCommandError, ValueError, IndexError) as error:
+            if "dubious ownership" in str(error):
+                raise UsageError(
+                    f"git refuses {self.root} because another user owns it: run `git config --global --add safe.directory {self.root}`."
+                ) from error
+            hint = "make a first commit" if not self.repo.head.is_valid() else "fetch it, or name another with --base"
+            raise UsageError(f"{name!r} is no commit of {self.root}: {hint}.") from error
+
+    def head(self) -> Commit:
+        """The commit under test, named by its branch where there is one."""
+        sha = self.commit("HEAD").sha
+        branch = os.environ.get("GITHUB_HEAD_REF") or ("" if self.repo.head.is_detached else self.repo.active_branch.name)
+        return Commit(sha, branch or "HEAD")
+
+    def base(self, name: str | None) -> Commit:
+        """The tip of the base branch: `name`, or the first of main and origin/main that exists.
+
+        Raises:
+            UsageError: None of them exists.
+        """
+        if name is not None:
+            return self.commit(name)
+        for candidate in BASE_BRANCHES:
+            try:
+                return self.commit(candidate)
+            except UsageError:
+                continue
+        raise UsageError(
+            f"There is no branch {' or '.join(BASE_BRANCHES)} in {self.root}: run `git fetch origin main`, or name the base with --base."
+        )
+
+    def merge_base(self, base: Commit, head: Commit) -> Commit:
+        """Where the change under test left the base branch.
+
+        Raises:
+            UsageError: The history that is here does not reach it.
+        """
+        try:
+            found = self.repo.merge_base(base.sha, head.sha)
+        except self._git.GitCommandError as error:
+            raise UsageError(
+                f"git could not find a merge-base of {base.label} and {head.label}: {str(error).splitlines()[-1].strip()}."
+            ) from error
+        if not found:
+            cure = (
+                "run `git fetch --unshallow` (in GitHub Actions: fetch-depth: 0)"
+                if self.is_shallow
+                else "name a related commit with --base"
+            )
+            raise UsageError(f"{base.label} and {head.label} have no common commit in {self.root}: {cure}.")
+        return Commit(found[0].hexsha, f"merge-base with {base.label}")
+
+    @property
+    def is_shallow(self) -> bool:
+        return bool(self.repo.git.rev_parse("--is-shallow-repository") == "true")
+
+    def read(self, commit: Commit, path: str) -> bytes | None:
+        """Content of a file in a commit, or None if it has none there."""
+        try:
+            blob = self.repo.commit(commit.sha).tree / path
+        except KeyError:
+            return None
+        return bytes(blob.data_stream.read())
+
+    def empty_commit_on(self, commit: Commit) -> Commit:
+        """A commit with the same tree on top of `commit`, for a comparison of a commit with itself; no branch points to it.
+
+        It is made from the commit's own date, so that the same one comes out each time and an interrupted run can go on.
+        """
+        parent = self.repo.commit(commit.sha)
+        when = f"{parent.committed_date} +0000"
+        identity = {"NAME": "rapid_llm gate", "EMAIL": "gate@rapid-llm.invalid", "DATE": when}
+        env = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in identity.items()}
+        with self.repo.git.custom_environment(**env):
+            sha = self.repo.git.commit_tree(parent.tree.hexsha, p=parent.hexsha, m=f"A/A: {commit.short} against itself")
+        return Commit(sha, f"{commit.label} again")
+
+    def review_notices(self, base: Commit, head: Commit) -> list[str]:
+        """What a reviewer has to look at: changed baselines, instrument, gate and configuration, and what is not committed."""
+        notices = []
+        changed = self.repo.git.diff("--name-only", base.sha, head.sha).splitlines() if base.sha != head.sha else []
+        for prefix, what in REVIEWED.items():
+            files = [path for path in changed if path.startswith(prefix)]
+            if files:
+                notices.append(
+                    f"The change touches {what}: {', '.join(files[:5])}{f' and {len(files) - 5} more' if len(files) > 5 else ''}."
+                )
+        dirty = [line[3:] for line in self.repo.git.status("--porcelain").splitlines()]
+        product = [path for path in dirty if path.startswith("rapid_llm/")]
+        if product:
+            notices.append(f"Uncommitted changes are not measured: {', '.join(product[:5])}.")
+        instrument = [path for path in dirty if path.startswith(("asv_bench/", "ci/", "asv.conf.json"))]
+        if instrument:
+            notices.append(f"The instrument has uncommitted changes, which are in effect: {', '.join(instrument[:5])}.")
+        return notices

@@ -1,0 +1,349 @@
+"""Judges runs under test against the runs of a reference: screen, control normalisation, Holm, and the fitness of the runner."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from ci import noise
+from ci.model import CommitResult, Direction, RowKey, RowOutcome, RowResult, RowVerdict
+from ci.rows import describe, is_control, mismatch, percent, stateful_outcome
+
+ALPHA = 0.01
+"""Chance that a run without a regression fails (Holm over the rows)."""
+MIN_FLOOR = 0.005
+OUTRIGHT = 0.05
+"""A change over this is screened whatever the row's noise."""
+WIDE_MDE = 0.05
+BLIND_MDE = 0.10
+NEAR_LIMIT = 0.10
+UNFIT_SHIFT = 0.02
+UNFIT_SDS = 4.0
+UNFIT_MIN_ROWS = 4
+FLOOR_SDS = 3.0
+CLEARED_SDS = 1.4
+MIN_LEARNED_RUNS = 3
+SERVED_BY = {"dequant": ("dequant", "read-bandwidth")}
+"""Controls of which classes serve a class, where not just its own."""
+
+SCREENED = "SCREENED"
+
+Estimator = Callable[[RowResult], float]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The accepted runs of one row: `runs` is [B], ln latency of each run."""
+
+    key: RowKey
+    unit: str
+    direction: Direction
+    version: str
+    bottleneck: str
+    timer: str
+    control: bool
+    runs: noise.Array
+    input_hash: str | None = None
+    latency_us: float | None = None
+    tick_us: float | None = None
+    section: str = "other"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Outcomes of all rows, and what they say together."""
+
+    rows: list[RowOutcome]
+    unfit: str | None
+    notices: list[str]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One comparable row in numbers, all in ln latency but `floor`."""
+
+    key: RowKey
+    head: RowResult
+    reference: Reference
+    centre: float
+    runs: noise.Array
+    deviations: tuple[float, ...]
+    """z of each run under test: positive is slower."""
+    shift: float
+    """Control deviation taken off, the mean of the runs."""
+    sd: float = math.nan
+    nu: float = 0.0
+
+    @property
+    def num_base(self) -> int:
+        return int(self.runs.size)
+
+    @property
+    def z(self) -> float:
+        return float(np.mean(self.deviations))
+
+    @property
+    def effect(self) -> float:
+        return math.expm1(self.z)
+
+    @property
+    def floor(self) -> float:
+        """Relative change under which nothing counts: the largest of 0.5 %, three SDs and two ticks of the timer."""
+        reference = self.reference
+        ticks = 2 * reference.tick_us / reference.latency_us if reference.tick_us and reference.latency_us else 0.0
+        return max(MIN_FLOOR, FLOOR_SDS * self.sd, ticks)
+
+    def error(self, num_head_runs: int) -> float:
+        return noise.predictive_sd(self.sd, self.num_base, num_head_runs)
+
+    @property
+    def edge(self) -> float:
+        """Screen edge of one run: a deviation beyond it is looked at again."""
+        tail = float(stats.t.isf(noise.SCREEN_ALPHA, self.nu)) * self.error(1)
+        return min(max(math.log1p(self.floor) / 2, tail), math.log1p(OUTRIGHT))
+
+    def p_value(self, side: int) -> float:
+        """One-sided p of "no slower" (side 1) or "no faster" (side -1)."""
+        return float(stats.t.sf(side * self.z / self.error(len(self.deviations)), self.nu))
+
+    def screened(self, side: int) -> bool:
+        return side * self.deviations[0] > self.edge
+
+
+def _serving(bottleneck: str, controls: Sequence[_Row]) -> list[_Row]:
+    classes = SERVED_BY.get(bottleneck, (bottleneck,))
+    return [control for control in controls if control.reference.bottleneck in classes]
+
+
+def _learn_noise(rows: Sequence[_Row]) -> list[_Row]:
+    """Gives each row its SD: winsorised, then moderated across rows of one timer and class; declared where it cannot be learned."""
+    groups: dict[tuple[str, str, bool], list[_Row]] = defaultdict(list)
+    learned: dict[RowKey, _Row] = {}
+    for row in rows:
+        if row.num_base < MIN_LEARNED_RUNS:
+            learned[row.key] = replace(row, sd=noise.DECLARED_SD, nu=math.inf)
+        else:
+            groups[row.reference.timer, row.reference.bottleneck, row.reference.control].append(row)
+    for group in groups.values():
+        pairs = [noise.winsorised_sd(row.runs) for row in group]
+        sds, nus = noise.moderate(np.array([sd for sd, _ in pairs]), np.array([nu for _, nu in pairs]))
+        for row, sd, nu in zip(group, sds, nus, strict=True):
+            learned[row.key] = replace(row, sd=max(float(sd), noise.SMALLEST_SD), nu=float(nu))
+    return [learned[row.key] for row in rows]
+
+
+def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: Estimator) -> tuple[list[_Row], list[_Row], list[str]]:
+    """(rows, controls, notices) with deviations from the reference; those of rows normalised by the controls of their class."""
+    raw = []
+    for reference, heads in comparable:
+        centre = float(np.median(reference.runs))
+        deviations = tuple(estimate(head) - centre for head in heads)
+        raw.append(_Row(reference.key, heads[-1], reference, centre, reference.runs, deviations, 0.0))
+    controls = [row for row in raw if row.reference.control]
+    rows, bare = [], set()
+    for row in raw:
+        if row.reference.control:
+            continue
+        serving = _serving(row.reference.bottleneck, controls)
+        if not serving:
+            bare.add(row.reference.bottleneck or "unknown")
+            rows.append(row)
+            continue
+        stacked = np.stack([control.runs for control in serving])
+        runs = noise.control_normalised(row.runs[None, :], stacked)[0]
+        centre = float(np.median(runs))
+        levels = np.array([[control.centre + d for d in control.deviations] for control in serving])
+        shifts = [noise.control_deviation(levels[:, run], stacked) for run in range(levels.shape[1])]
+        deviations = tuple(row.centre + d - shift - centre for d, shift in zip(row.deviations, shifts, strict=True))
+        shift = float(np.mean(shifts))
+        rows.append(replace(row, centre=centre, runs=runs, deviations=deviations, shift=shift))
+    notices = [f"class {name} has no control rows, so a shift of the whole machine shows in its rows" for name in sorted(bare)]
+    return _learn_noise(rows), _learn_noise(controls), notices
+
+
+def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
+    """What shows that the machine moved, or None."""
+    classes = sorted({control.reference.bottleneck for control in controls})
+    for name in classes:
+        group = [control for control in controls if control.reference.bottleneck == name]
+        limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * float(np.median([control.sd for control in group])))
+        for run in range(len(group[0].deviations)):
+            moved = float(np.median([control.deviations[run] for control in group]))
+            if abs(moved) > limit:
+                told = ", ".join(f"{c.key} ({percent(math.expm1(c.deviations[run]))} latency)" for c in group[:3])
+                return (
+                    f"the control rows of class {name} moved by {percent(math.expm1(moved))} latency in run {run + 1}, "
+                    f"over {percent(math.expm1(limit))}: {told}; look at clocks, throttling and other tenants, and run again"
+                )
+    if controls or len(rows) < UNFIT_MIN_ROWS:
+        return None
+    for run in range(len(rows[0].deviations)):
+        for side, word in ((1, "slower"), (-1, "faster")):
+            if all(side * row.deviations[run] > row.edge for row in rows):
+                sizes = sorted(math.expm1(row.deviations[run]) for row in rows)
+                return (
+                    f"all rows moved together, suspect the machine: all {len(rows)} rows were {word} in run {run + 1} "
+                    f"(latency {percent(sizes[0])} to {percent(sizes[-1])}); look at clocks, throttling and other tenants, "
+                    "and run again"
+                )
+    return None
+
+
+def _levels(row: _Row) -> tuple[float, float]:
+    """(low, high) of the row's unit between which one run is not even screened, about where the controls put this run."""
+    middle = row.centre + row.shift
+    ends = [middle - row.edge, middle + row.edge]
+    values = [math.exp(-end if row.reference.direction == "higher" else end) for end in ends]
+    return min(values), max(values)
+
+
+def _verdict(row: _Row, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
+    """Verdict and reason of one row; `slow` and `fast` say whether Holm rejects on that side."""
+    num_head = len(row.deviations)
+    size = f"{percent(row.effect)} latency"
+    if slow and row.effect >= row.floor:
+        return RowVerdict.REGRESSED, f"{size}, over the floor of {percent(row.floor)} and beyond chance"
+    if fast and math.expm1(-row.z) >= row.floor:
+        return RowVerdict.IMPROVED, f"{size}, beyond chance; refresh the baseline to hold it"
+    if not row.screened(1) and row.z <= row.edge:
+        return RowVerdict.PASS, f"{size}, within the band"
+    if num_head > 1 and math.expm1(row.z + CLEARED_SDS * row.error(num_head)) < row.floor:
+        return RowVerdict.PASS, f"cleared: {size} over {num_head} runs, under the floor of {percent(row.floor)}"
+    why = "chance is not excluded" if num_head > 1 else "a second run has to confirm it"
+    return RowVerdict.UNCONFIRMED, f"{size}, beyond the screen's band, but {why}"
+
+
+def _outcome(row: _Row, slow: bool, fast: bool, mde80: float) -> RowOutcome:
+    verdict, reason = _verdict(row, slow, fast)
+    flags = list(describe(row.head, verdict, reason).flags)
+    if row.screened(1):
+        flags.append(SCREENED)
+    if abs(abs(row.z) - row.edge) <= NEAR_LIMIT * row.edge:
+        flags.append("NEAR LIMIT")
+    if row.num_base < MIN_LEARNED_RUNS:
+        flags.append("DECLARED NOISE")
+    if mde80 > WIDE_MDE:
+        flags.append("BLIND" if mde80 > BLIND_MDE else "WIDE")
+    return _filled(row, verdict, reason, tuple(dict.fromkeys(flags)), mde80)
+
+
+def _filled(row: _Row, verdict: RowVerdict, reason: str, flags: tuple[str, ...], mde80: float | None) -> RowOutcome:
+    sign = -1 if row.reference.direction == "higher" else 1
+    raw = row.centre + row.shift + row.z
+    return replace(
+        describe(row.head, verdict, reason),
+        flags=flags,
+        control=row.reference.control,
+        value=math.exp(sign * raw),
+        baseline=math.exp(sign * row.centre),
+        effect=row.effect,
+        p_value=row.p_value(1 if row.z >= 0 else -1),
+        floor=row.floor,
+        mde80=mde80,
+        band=_levels(row),
+        baseline_latency_us=row.reference.latency_us,
+    )
+
+
+def _control_outcome(row: _Row) -> RowOutcome:
+    limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * row.sd)
+    flags = describe(row.head, RowVerdict.PASS, "").flags + (("MOVED",) if abs(row.z) > limit else ())
+    reason = f"{percent(row.effect)} latency: shows the machine, and is not judged itself"
+    return _filled(row, RowVerdict.PASS, reason, flags, None)
+
+
+def _absent(reference: Reference, where: str) -> RowOutcome:
+    return RowOutcome(
+        key=reference.key,
+        verdict=RowVerdict.MISSING,
+        reason=f"the reference has it, {where} has not",
+        section=reference.section,
+        control=reference.control,
+        unit=reference.unit,
+        direction=reference.direction,
+        baseline_latency_us=reference.latency_us,
+    )
+
+
+def judge(
+    heads: Sequence[CommitResult],
+    references: Mapping[RowKey, Reference],
+    *,
+    estimate: Estimator,
+    incomparable: Mapping[RowKey, str] | None = None,
+) -> Judged:
+    """Judges one or two runs of a commit against reference runs.
+
+    Args:
+        heads: Runs of one commit, in the order of measurement. One is tested alone; the mean of two is tested at its smaller error.
+        references: Accepted runs of each row; controls and rows have the same runs, in the same order.
+        estimate: ln latency of a row in one run.
+        incomparable: Rows that the reference knows in another form only, with the reason.
+    Returns:
+        An outcome of every row that either side has.
+    """
+    known = dict(incomparable or {})
+    outcomes: list[RowOutcome] = []
+    comparable: list[tuple[Reference, list[RowResult]]] = []
+    for key in sorted(set(references).union(known, *(head.rows for head in heads))):
+        found = [head.rows.get(key) for head in heads]
+        present = [row for row in found if row is not None]
+        reference = references.get(key)
+        if not present:
+            if reference is not None:
+                outcomes.append(_absent(reference, "the run"))
+            continue
+        # Whatever went wrong in any run stands; what went wrong most gravely is told.
+        faults = [stateful_outcome(row, has_reference=reference is not None or key in known) for row in present]
+        grave = sorted((fault for fault in faults if fault is not None), key=lambda fault: _GRAVITY.index(fault.verdict))
+        if grave:
+            outcomes.append(grave[0])
+        elif key in known:
+            outcomes.append(describe(present[-1], RowVerdict.NOT_COMPARABLE, known[key]))
+        elif reference is None:
+            outcomes.append(describe(present[-1], RowVerdict.NEW, "the reference does not have it"))
+        elif len(present) < len(heads):
+            outcomes.append(_absent(reference, f"run {found.index(None) + 1}"))
+        else:
+            why = next(filter(None, (_why_not(row, reference) for row in present)), None)
+            if why is not None:
+                outcomes.append(describe(present[-1], RowVerdict.NOT_COMPARABLE, why))
+            else:
+                comparable.append((reference, present))
+    rows, controls, notices = _numbers(comparable, estimate)
+    slow = noise.holm([row.p_value(1) for row in rows], ALPHA)
+    fast = noise.holm([row.p_value(-1) for row in rows], ALPHA)
+    for row, rejected_slow, rejected_fast in zip(rows, slow, fast, strict=True):
+        mde80 = noise.mde80_baseline(row.sd, row.nu, row.num_base, floor=row.floor, num_rows=len(rows), alpha=ALPHA)
+        outcomes.append(_outcome(row, bool(rejected_slow), bool(rejected_fast), mde80))
+    outcomes.extend(_control_outcome(row) for row in controls)
+    few = [row for row in rows if row.num_base < MIN_LEARNED_RUNS]
+    if few:
+        notices.append(
+            f"{len(few)} row(s) have fewer than {MIN_LEARNED_RUNS} reference runs, of which no noise can be learned; "
+            f"an SD of {100 * noise.DECLARED_SD:.0f} % is declared for them"
+        )
+    return Judged(outcomes, _unfit(rows, controls), notices)
+
+
+_GRAVITY = (
+    RowVerdict.VIOLATION,
+    RowVerdict.UNVERIFIED,
+    RowVerdict.FAILED,
+    RowVerdict.INVALID,
+    RowVerdict.SKIPPED,
+)
+
+
+def _why_not(row: RowResult, reference: Reference) -> str | None:
+    if row.direction != reference.direction:
+        return f"better is {row.direction} here, but {reference.direction} on the other side"
+    return mismatch(row, reference.unit, reference.version, reference.control, reference.input_hash)
+
+
+__all__ = ["ALPHA", "SCREENED", "Judged", "Reference", "is_control", "judge"]

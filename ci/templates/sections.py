@@ -1,0 +1,257 @@
+"""What the page shows of the rows: their classes, what needs a look, and what the run's records say of each bound."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
+from ci.templates.figures import percent
+
+SECTIONS: dict[str, str] = {
+    "decode-read": "Decode read, fp16 and bf16",
+    "decode-read-fp8": "Decode read, fp8 (dequant)",
+    "kv-write-prefill": "KV write, prefill",
+    "kv-write-prefill-fp8": "KV write, prefill, fp8",
+    "kv-write-decode": "KV write, decode (launch)",
+    "allocator": "Allocator (host)",
+    "control": "Controls",
+    "other": "Other rows",
+}
+"""Section ids of `RowOutcome.section` in the order of the page; fp8 is a bottleneck of its own, never a column."""
+
+ATTENTION: tuple[RowVerdict, ...] = (
+    RowVerdict.REGRESSED,
+    RowVerdict.UNVERIFIED,
+    RowVerdict.VIOLATION,
+    RowVerdict.MISSING,
+    RowVerdict.FAILED,
+    RowVerdict.INVALID,
+    RowVerdict.BLIND,
+    RowVerdict.UNCONFIRMED,
+    RowVerdict.NOT_COMPARABLE,
+)
+"""Verdicts that somebody has to look at, the regressions first."""
+
+FAILING = frozenset(ATTENTION) - {RowVerdict.UNCONFIRMED, RowVerdict.NOT_COMPARABLE}
+"""Verdicts of which one is enough to keep a run from passing."""
+
+WITHOUT_NUMBER = frozenset({"MISSING", "FAILED", "UNVERIFIED", "INVALID", "SKIPPED"})
+"""Verdicts of rows that have no result: whatever value they carry is not shown."""
+
+
+def counts(rows: Iterable[RowOutcome]) -> list[tuple[RowVerdict, int]]:
+    """Counts the verdicts that occur, what needs a look first."""
+    found = Counter(row.verdict for row in rows)
+    order = (*ATTENTION, *(verdict for verdict in RowVerdict if verdict not in ATTENTION))
+    return [(verdict, found[verdict]) for verdict in order if found[verdict]]
+
+
+def fails(row: RowOutcome) -> bool:
+    """Whether the row keeps the run from passing: a waived one does not."""
+    return row.verdict in FAILING and "WAIVED" not in row.flags
+
+
+def needing_a_look(rows: Iterable[RowOutcome]) -> list[RowOutcome]:
+    """Selects the rows of `ATTENTION` and controls that moved: the largest regressions first, waived rows last."""
+
+    def rank(row: RowOutcome) -> tuple[bool, float, float]:
+        place = ATTENTION.index(row.verdict) if row.verdict in ATTENTION else 0.5
+        return "WAIVED" in row.flags, place, -(row.effect or 0.0)
+
+    return sorted((row for row in rows if row.verdict in ATTENTION or "MOVED" in row.flags), key=rank)
+
+
+def latency_of(row: RowOutcome) -> float | None:
+    """The row's latency in µs, as the outcome or else its record tells it; None where there is no valid number."""
+    if not has_number(row):
+        return None
+    return row.latency_us if row.latency_us is not None or row.record is None else row.record.latency_us
+
+
+def has_number(row: RowOutcome) -> bool:
+    """Whether the row has a result that may be shown."""
+    return row.verdict.value not in WITHOUT_NUMBER
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How rows compare with their counterparts of the same case; `rate` and `time` are those of the largest case."""
+
+    case: str
+    rate: float
+    time: float
+    lowest_rate: float
+    highest_rate: float
+    highest_time: float
+    num_cases: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that share columns; `scored` tables may have shares of peak and copy rate, the others never."""
+
+    lines: tuple[tuple[str, RowOutcome], ...]
+    scored: bool
+    columns: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One bottleneck class of the page: its tables, and what this run's records say of its bound."""
+
+    id: str
+    title: str
+    tables: tuple[Table, ...]
+    counts: list[tuple[RowVerdict, int]]
+    to_fp16: Ratio | None
+    paging: Ratio | None
+    copy_span: tuple[float, float] | None
+    latency_span_us: tuple[float, float] | None
+    floor_us: float | None
+    states: dict[str, float]
+    wall_clock: bool
+
+
+def _without_dtype(key: RowKey) -> RowKey:
+    def strip(text: str) -> str:
+        return re.sub(r"[-_. ]?(fp8|e4m3|bfloat16|float16|fp16|bf16)", "", text, flags=re.IGNORECASE)
+
+    return RowKey(strip(key.benchmark), tuple(strip(param) for param in key.params))
+
+
+def _as_contiguous(key: RowKey) -> RowKey:
+    return RowKey(key.benchmark, tuple(param.replace("fragmented", "contiguous") for param in key.params))
+
+
+def compare_cases(rows: Sequence[RowOutcome], counterparts: Sequence[RowOutcome], case_of: Callable[[RowKey], RowKey]) -> Ratio | None:
+    """Compares rows with the counterparts that have the same case under `case_of`; None where no case has both."""
+
+    def figures(row: RowOutcome) -> tuple[float, float] | None:
+        record = row.record if has_number(row) and row.verdict is not RowVerdict.VIOLATION else None
+        return (record.gb_per_s, record.latency_us) if record and record.gb_per_s and record.latency_us else None
+
+    others: dict[RowKey, tuple[float, float]] = {}
+    for row in counterparts:
+        if found := figures(row):
+            others.setdefault(case_of(row.key), found)
+    pairs = []
+    for row in rows:
+        found, other = figures(row), others.get(case_of(row.key))
+        if found and other:
+            case = ", ".join(filter(None, case_of(row.key).params))
+            pairs.append((other[0] * other[1], found[0] / other[0], found[1] / other[1], case))
+    if not pairs:
+        return None
+    _, rate, time, case = max(pairs)
+    rates = [pair[1] for pair in pairs]
+    return Ratio(case, rate, time, min(rates), max(rates), max(pair[2] for pair in pairs), len(pairs))
+
+
+def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return (min(known), max(known)) if known else None
+
+
+def _table(lines: Sequence[tuple[str, RowOutcome]], scored: bool) -> Table:
+    rows = [row for _, row in lines]
+    shown = [row.record for row in rows if row.record and has_number(row)]
+    present = {
+        "impl": any(row.record for row in rows),
+        "latency": any(latency_of(row) is not None for row in rows),
+        "peak": scored and any(record.peak_fraction is not None for record in shown),
+        "copy": scored and any(record.copy_fraction is not None for record in shown),
+        "floor": not scored and any(record.floor_us is not None for record in shown),
+        "change": any(row.effect is not None for row in rows),
+        "mde80": any(row.mde80 is not None for row in rows),
+        "difference": any(row.record and row.record.max_abs_diff is not None for row in rows),
+    }
+    return Table(tuple(lines), scored, frozenset(name for name, there in present.items() if there))
+
+
+def build_sections(result: GateResult) -> list[Section]:
+    """Sorts the rows into the page's sections and collects what the records say of each bound."""
+    lines: dict[str, list[tuple[str, RowOutcome]]] = {name: [] for name in SECTIONS}
+    for index, row in enumerate(result.rows):
+        if row.verdict is not RowVerdict.SKIPPED:
+            lines[row.section if row.section in SECTIONS else "other"].append((f"row-{index + 1}", row))
+    wide = {"decode-read-fp8": "decode-read", "kv-write-prefill-fp8": "kv-write-prefill"}
+    sections = []
+    for name, found in lines.items():
+        unscored = [line for line in found if _is_unscored(line[1], name)]
+        scored = [line for line in found if not _is_unscored(line[1], name)]
+        rows = [row for _, row in found]
+        records = [row.record for row in rows if row.record and has_number(row)]
+        counterparts = [row for _, row in lines[wide.get(name, name)]]
+        contiguous = [row for row in rows if any("contiguous" in param for param in row.key.params)]
+        fragmented = [row for row in rows if any("fragmented" in param for param in row.key.params)]
+        sections.append(
+            Section(
+                id=name,
+                title=SECTIONS[name],
+                tables=tuple(_table(part, part is scored) for part in (scored, unscored) if part),
+                counts=counts(rows),
+                to_fp16=compare_cases(rows, counterparts, _without_dtype) if name in wide else None,
+                paging=compare_cases(fragmented, contiguous, _as_contiguous) if name.startswith("decode-read") else None,
+                wall_clock=bool(records) and all(record.instrument == "wall-clock" for record in records),
+                copy_span=_span(record.copy_fraction for record in records),
+                latency_span_us=_span(record.latency_us for record in records),
+                floor_us=max((record.floor_us for record in records if record.floor_us is not None), default=None),
+                states={
+                    state: record.latency_us
+                    for state in ("bump", "run_search", "fragmented")
+                    for record in records
+                    if record.latency_us and any(state in param for param in record.key.params)
+                },
+            )
+        )
+    return [section for section in sections if section.tables]
+
+
+def _is_unscored(row: RowOutcome, section: str) -> bool:
+    if section in ("kv-write-decode", "allocator"):
+        return True
+    return row.record is not None and row.record.bottleneck in ("launch", "host")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A band and a point on a line of 100 units, slower on the left; `label` says the same in words."""
+
+    low: float
+    high: float
+    centre: float
+    point: float
+    label: str
+
+
+def band_picture(row: RowOutcome) -> Picture | None:
+    """Places a row's band and value on a line: from `band` where there is one, else from `effect` and `floor`."""
+    if not has_number(row):
+        return None
+    edges: tuple[float, float]
+    if row.band and row.baseline and row.value is not None:
+        point, edges = row.value / row.baseline - 1, (row.band[0] / row.baseline - 1, row.band[1] / row.baseline - 1)
+        if row.direction == "lower":
+            point, edges = -point, (-edges[1], -edges[0])
+    elif row.effect is not None and row.floor:
+        point, edges = -row.effect, (-row.floor, row.floor)
+    else:
+        return None
+    reach = 1.15 * max((abs(part) for part in (point, *edges) if math.isfinite(part)), default=0.0)
+    if not reach or not math.isfinite(point) or any(math.isnan(edge) for edge in edges):
+        return None
+    low, high, at = (round(50 + 50 * max(-1.0, min(1.0, part / reach)), 1) for part in (*edges, point))
+    bounds = [percent(edge) if math.isfinite(edge) else "any" for edge in edges]
+    label = f"Speed against the base: {percent(point)}; within the band from {bounds[0]} to {bounds[1]}"
+    return Picture(low, high, 50.0, at, label)
+
+
+def tones() -> dict[str, str]:
+    """Names the look of each verdict of rows and runs: ``bad``, ``warn``, ``good``, ``plain``; the word is by it."""
+    looks = {verdict.value: "plain" for verdict in RowVerdict} | {verdict.value: "bad" for verdict in RunVerdict}
+    looks |= {verdict.value: "bad" if verdict in FAILING else "warn" for verdict in ATTENTION}
+    return looks | {"PASS": "good", "IMPROVED": "good"}

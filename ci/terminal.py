@@ -1,0 +1,126 @@
+"""Prints a verdict: a coloured table on a terminal, plain aligned lines into a file or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ci.model import GateResult, RowOutcome, RowVerdict
+from ci.report import mode_in_words, next_step
+from ci.templates.figures import change, latency, percent, short_commit, throughput, visible
+from ci.templates.sections import SECTIONS, counts, has_number, latency_of, needing_a_look, tones
+
+MAX_OTHER_ROWS = 60
+"""Rows that need no look are printed up to this number; those that do are all printed."""
+
+MIN_WIDTH_FOR_KERNEL = 150
+"""Columns of a terminal under which the kernel stands below the case instead of beside it."""
+
+_HEADINGS = ("verdict", "case", "kernel", "throughput", "latency", "change", "MDE80")
+_STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "plain": "none"}
+_ASCII = str.maketrans({"µ": "u", "→": ">", "\N{MINUS SIGN}": "-", "\N{MULTIPLICATION SIGN}": "x", "…": "."})
+
+
+def render_terminal(result: GateResult, console: Console) -> None:
+    """Prints the verdict, what needs a look, the other rows and what to do next.
+
+    Args:
+        result: The verdict.
+        console: Where to print. Colour and a table are for terminals; ``NO_COLOR`` is read by the console itself.
+    """
+    attention = needing_a_look(result.rows)
+    ids = {id(row) for row in attention}
+    skipped = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
+    others = [row for row in _by_section(result.rows) if id(row) not in ids and row.verdict is not RowVerdict.SKIPPED]
+    shown = others[:MAX_OTHER_ROWS]
+
+    style = _STYLES[tones()[result.verdict.value]]
+    _line(console, f"{result.verdict.value} (exit code {result.exit_code})", style)
+    _line(console, result.reason)
+    _line(console)
+    _line(console, f"device    {result.device or 'unknown'}")
+    _line(console, f"commits   {short_commit(result.base)} → {short_commit(result.head)}")
+    _line(console, f"compared  {mode_in_words(result)}")
+    tally = ", ".join(f"{found} {verdict.value}" for verdict, found in counts(result.rows))
+    _line(console, f"rows      {tally or 'none'}")
+    for notice in result.notices:
+        _line(console, f"review    {notice}")
+    if attention or shown:
+        _line(console)
+        _rows(console, [*attention, *shown])
+    if attention:
+        _line(console)
+        for row in attention:
+            _line(console, f"{row.verdict.value}  {row.key}: {row.reason}", _STYLES[tones()[row.verdict.value]])
+    _line(console)
+    if len(others) > len(shown):
+        _line(console, f"{len(others) - len(shown)} rows not shown, see index.html.")
+    if skipped:
+        reasons = "; ".join(dict.fromkeys(row.reason or "no reason given" for row in skipped))
+        _line(console, f"{len(skipped)} rows skipped: {reasons}")
+    if any(row.record and row.record.instrument == "wall-clock" for row in result.rows):
+        _line(console, "(w) wall clock on a CPU: not a GPU figure")
+    _line(console, f"next: {next_step(result)}")
+
+
+def _by_section(rows: Sequence[RowOutcome]) -> list[RowOutcome]:
+    order = list(SECTIONS)
+    return sorted(rows, key=lambda row: order.index(row.section if row.section in SECTIONS else "other"))
+
+
+def _cells(row: RowOutcome) -> tuple[str, ...]:
+    record = row.record
+    numbered = has_number(row)
+    wall_clock = " (w)" if record and record.instrument == "wall-clock" else ""
+    return (
+        " ".join((row.verdict.value, *(f"[{flag}]" for flag in row.flags))),
+        str(row.key),
+        record.impl if record else "",
+        throughput(row.value, row.unit) + wall_clock if numbered and row.value is not None else "",
+        latency(latency_of(row)) if latency_of(row) is not None else "",
+        change(row.effect) if row.effect is not None else "",
+        percent(row.mde80) if row.mde80 is not None else "",
+    )
+
+
+def _rows(console: Console, rows: Sequence[RowOutcome]) -> None:
+    cells = [tuple(_one_line(console, cell) for cell in _cells(row)) for row in rows]
+    if console.is_terminal:
+        narrow = console.width < MIN_WIDTH_FOR_KERNEL
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index, heading in enumerate(_HEADINGS):
+            if not (narrow and heading == "kernel"):
+                table.add_column(heading, justify="right" if index > 2 else "left", overflow="fold")
+        looks = tones()
+        for row, texts in zip(rows, cells, strict=True):
+            verdict = Text(texts[0], style=_STYLES[looks[row.verdict.value]])
+            case, kernel, *figures = (Text(text) for text in texts[1:])
+            left = [case.append(f"\n{kernel.plain}", style="dim")] if narrow else [case, kernel]
+            table.add_row(verdict, *left, *figures)
+        console.print(table)
+        return
+    widths = [max(cell_len(line[index]) for line in (_HEADINGS, *cells)) for index in range(len(_HEADINGS))]
+    for line in (_HEADINGS, *cells):
+        parts = []
+        for index, text in enumerate(line):
+            gap = " " * (widths[index] - cell_len(text))
+            parts.append(gap + text if index > 2 else text + gap)
+        _line(console, "  ".join(parts).rstrip())
+
+
+def _one_line(console: Console, text: str) -> str:
+    """Keeps a text on its line, and to what the console's encoding can write."""
+    text = visible(text).replace("\n", "\\n").replace("\t", "\\t")
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        return text.translate(_ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return text
+
+
+def _line(console: Console, text: str = "", style: str = "none") -> None:
+    console.print(Text(_one_line(console, text), style=style), soft_wrap=True, highlight=False)

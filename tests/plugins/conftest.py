@@ -1,0 +1,117 @@
+"""A toy project with its own history, measured by asv with this project's plugins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_SUITE = """
+import json
+import os
+import toy
+
+
+class Copy:
+    params = [["small", "large"]]
+    param_names = ["case"]
+    rounds = 3
+    version = "1"
+
+    def setup_cache(self):
+        return os.getpid()
+
+    def setup(self, process, case):
+        if case in toy.SKIPPED:
+            raise NotImplementedError("not here")
+
+    def track_rate(self, process, case):
+        # the process makes the samples differ, as noise would
+        return toy.rate(case) * (1 + process % 7 * 1e-4)
+
+    track_rate.unit = "GB/s"
+    track_rate.higher_is_better = True
+
+    def track_latency(self, process, case):
+        return 1e3 / self.track_rate(process, case)
+
+    track_latency.unit = "us"
+    track_latency.higher_is_better = False
+"""
+
+_TOY = """
+SKIPPED = {skipped!r}
+
+
+def rate(case):
+    values = {values!r}
+    return values[case]
+"""
+
+
+@dataclass
+class Toy:
+    """The toy's checkout and what can be done with it."""
+
+    path: Path
+
+    def git(self, *arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=self.path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(self, small: float = 100.0, large: float = 200.0, *, without: str | None = None, skipped: tuple[str, ...] = ()) -> str:
+        """Commits a state of the library: its rates, a case it cannot serve, cases it skips."""
+        values = {name: value for name, value in (("small", small), ("large", large)) if name != without}
+        (self.path / "toy" / "__init__.py").write_text(_TOY.format(values=values, skipped=skipped), encoding="utf-8")
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", f"{values}")
+        return self.git("rev-parse", "HEAD")
+
+    def asv(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "RAPID_LLM_BENCH_DEVICE": "cpu"}
+        return subprocess.run(
+            [sys.executable, "-m", "asv", *arguments], cwd=self.path, capture_output=True, text=True, env=env, timeout=200
+        )
+
+    def continuous(self, base: str, head: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.asv("continuous", base, head, *arguments)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, root: Path) -> Toy:
+    made = Toy(tmp_path / "toy")
+    (made.path / "toy").mkdir(parents=True)
+    (made.path / "asv_bench").mkdir()
+    (made.path / "asv_bench" / "bench_toy.py").write_text(_SUITE, encoding="utf-8")
+    (made.path / "asv_bench" / "__init__.py").write_text(
+        f"import importlib.util\n"
+        f"_spec = importlib.util.spec_from_file_location('throughput', {str(root / 'asv_bench' / 'throughput.py')!r})\n"
+        f"throughput = importlib.util.module_from_spec(_spec)\n"
+        f"_spec.loader.exec_module(throughput)\n"
+        f"throughput.register()\n",
+        encoding="utf-8",
+    )
+    config = json.loads((root / "asv.conf.json").read_text(encoding="utf-8"))
+    (made.path / "asv.conf.json").write_text(json.dumps({**config, "project": "toy"}), encoding="utf-8")
+    (made.path / "ci").symlink_to(root / "ci")
+    (made.path / ".gitignore").write_text("ci\n.asv\n__pycache__\n", encoding="utf-8")
+    made.git("init", "-q", "-b", "main")
+    made.git("config", "user.name", "toy")
+    made.git("config", "user.email", "toy@example.invalid")
+    return made
+
+
+@pytest.fixture
+def compared(toy: Toy) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Commits two states and compares them."""
+
+    def compare(base: dict[str, object], head: dict[str, object]) -> subprocess.CompletedProcess[str]:
+        return toy.continuous(toy.commit(**base), toy.commit(**head))  # type: ignore[arg-type]
+
+    return compare
