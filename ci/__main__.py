@@ -203,7 +203,7 @@ def _report(options: argparse.Namespace, console: Console) -> int:
         text = source.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"There is no verdict at {source} ({error.strerror}): run `python -m ci gate` first.") from error
-    result = load_verdict(text)
+    result = load_verdict(text, name=str(source))
     gating.publish(result, options.report or source.parent, console)
     return result.exit_code
 

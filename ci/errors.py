@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of ``python -m ci``; where several apply, the first in `ci.compare.RUN_ORDER` wins."""
+    """Exit codes of ``python -m ci``; where several apply, the first in `ci.rows.RUN_ORDER` wins."""
 
     PASS = 0
     REGRESSION = 1

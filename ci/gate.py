@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from ci import baseline as baselines
@@ -107,12 +108,14 @@ def _against_baseline(
     while True:
         run.forget(places, device, [head])
         run.run_asv(places, RunPlan((head,), options.rounds, select=options.select), console)
-        runs.append(run.load(places, device, head))
+        runs.append(_selected(run.load(places, device, head), options))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
+        if options.select:
+            baseline = msgspec.structs.replace(baseline, rows={k: row for k, row in baseline.rows.items() if row.key in runs[0].rows})
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
-    return compare_baseline(runs, baseline, base=base.sha, head=head.sha, device=device.name)
+    return _told(options, runs[0], compare_baseline(runs, baseline, base=base.sha, head=head.sha, device=device.name))
 
 
 def _against_merge_base(
@@ -123,9 +126,9 @@ def _against_merge_base(
         base, head = head, repository.empty_commit_on(head)
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
     console.print(f"{device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes", highlight=False)
-    measured = measure_pairs(places, device, (base, head), options, console)
+    measured = [_selected(result, options) for result in measure_pairs(places, device, (base, head), options, console)]
     run.keep(places, device, (base, head), options.directory / "runs" / "pairs")
-    result = compare_pairs(*measured, mode="aa" if same else "ab", device=device.name)
+    result = _told(options, measured[1], compare_pairs(*measured, mode="aa" if same else "ab", device=device.name))
     if same:
         offer = f"To hold later changes against this state, record baselines/{device.key}.json: CONTRIBUTING.md says how."
         result = replace(result, notices=(*result.notices, offer))
@@ -149,6 +152,20 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
     measured = [run.load(places, device, commit) for commit in commits]
     state_file.unlink(missing_ok=True)
     return measured
+
+
+def _selected(result: CommitResult, options: Options) -> CommitResult:
+    """Without the rows that the selection left out: asv lists them as skipped, and no process recorded them."""
+    if options.select is None:
+        return result
+    return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
+
+
+def _told(options: Options, measured: CommitResult, result: GateResult) -> GateResult:
+    """Says in the report that only a selection was measured."""
+    if options.select is None:
+        return result
+    return replace(result, notices=(*result.notices, f"Only the {len(measured.rows)} rows that {options.select!r} selects were measured."))
 
 
 def _read_state(path: Path) -> object:

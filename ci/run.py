@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,8 +90,12 @@ def run_asv(places: Places, plan: RunPlan, console: Console) -> None:
             except BaseException:
                 _stop(child)
                 raise
+    text = log.read_text(encoding="utf-8", errors="replace")
+    refused = re.search(r"^.*SessionError: (.*)$", text, flags=re.MULTILINE)
+    if refused:
+        raise UsageError(f"Nothing was measured: {refused.group(1).strip()} (log: {log}).")
     if child.returncode not in (0, _ASV_ROW_FAILED):
-        said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        said = [line for line in text.splitlines() if line.strip()]
         raise UsageError(f"asv stopped with exit status {child.returncode} ({' / '.join(line.strip() for line in said[-3:])}): see {log}.")
 
 
