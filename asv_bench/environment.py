@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,10 +184,9 @@ def _number(text: str | None) -> float | None:
 
 def _triton_version() -> str | None:
     try:
-        import triton
-    except ModuleNotFoundError:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
         return None
-    return str(triton.__version__)
 
 
 def _git_commit() -> str | None:

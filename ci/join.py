@@ -40,8 +40,8 @@ def _join_row(row: RowResult, records: Sequence[RowRecord]) -> tuple[RowResult, 
         found = [record for record in records if record.status == status]
         # A skip counts only where asv's row says so too: beside a value or a crash it is no reason for a missing number.
         if found and (status != "skipped" or row.state == "skipped"):
-            reason = found[-1].reason if status == "skipped" else _spoken(found[-1])
-            return replace(row, state=status, samples=(), reason=reason, records=tuple(records)), 0
+            spoken = found[-1].reason if status == "skipped" else _spoken(found[-1])
+            return replace(row, state=status, samples=(), reason=spoken, records=tuple(records)), 0
     over = _over_peak(records)
     if over is not None and over.peak_fraction is not None:
         reason = f"process {over.process}: {over.peak_fraction:.4f} of the peak, which no device can reach"

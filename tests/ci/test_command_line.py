@@ -128,7 +128,7 @@ def test_a_baseline_that_was_demanded_and_is_not_there(repository: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [("", "JSON"), ('{"schema": "rapid_llm/base', "JSON"), ("[]", ""), ('{"schema": "other/1"}', ""), ('{"a": NaN}', "")],
+    [("", "is empty"), ('{"schema": "rapid_llm/base', "JSON"), ("[]", ""), ('{"schema": "other/1"}', ""), ('{"a": NaN}', "")],
 )
 def test_a_broken_baseline_on_the_base_branch(repository: Path, content: str, why: str) -> None:
     from ci.device import Device, cpu_name
