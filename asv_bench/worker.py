@@ -27,7 +27,7 @@ DEVICE_VARIABLE = "RAPID_LLM_BENCH_DEVICE"
 CHECKOUT_VARIABLE = "ASV_BUILD_DIR"
 
 _LONG_CALL_US = 200.0
-"""Calls that cannot be shorter than this by their bytes are timed one by one with a flush; shorter ones by graph replay. A matrix product in a graph would run into the power limit."""
+"""Calls that cannot be shorter than this by their work are timed one by one with a flush; shorter ones by graph replay."""
 
 
 _GENEROUS_GB_PER_S = 1e4
