@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--reason", required=True, help="why this state is accepted")
     record.add_argument("--accepted-by", default=os.environ.get("USER", ""), help="who accepts it")
     record.add_argument("--single-boot", action="store_true", help="accept runs of one boot, as an advisory baseline")
+    record.add_argument("--waivers", type=Path, help="JSON file of waivers to carry: row, change, reason, approver, reference, expires")
     record.add_argument("--output", type=Path, help="file to write (default: baselines/<device>.json)")
     show = actions.add_parser("show", help="print what a baseline holds")
     show.add_argument("file", type=Path, nargs="?", help="a baseline file (default: this device's)")
@@ -222,7 +223,13 @@ def _baseline(options: argparse.Namespace, console: Console) -> int:
 
 def _record(options: argparse.Namespace, console: Console) -> int:
     runs = [_kept(folder) for folder in options.runs]
-    made = baselines.record(runs, reason=options.reason, accepted_by=options.accepted_by, allow_single_boot=options.single_boot)
+    made = baselines.record(
+        runs,
+        reason=options.reason,
+        accepted_by=options.accepted_by,
+        waivers=baselines.load_waivers(options.waivers) if options.waivers else (),
+        allow_single_boot=options.single_boot,
+    )
     target = options.output or Path(baselines.file_name(made))
     write_atomic(target, baselines.to_json(made))
     console.print(f"{target}: {len(made.rows)} rows of {len(made.runs)} runs", markup=False, highlight=False)

@@ -20,6 +20,7 @@ from ci.baseline_file import (
     Waiver,
     content_hash,
     load,
+    load_waivers,
     save,
     to_json,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "device_key",
     "file_name",
     "load",
+    "load_waivers",
     "record",
     "save",
     "to_json",
@@ -146,7 +148,11 @@ def _row_of_runs(key: RowKey, rows: Sequence[RowResult], num_processes: int) -> 
 def _run(index: int, run: CommitResult) -> Run:
     last = run.processes[-1]
     device, state = table(last.environment, "device"), table(last.environment, "state")
-    controls = {str(key): float(np.median(row.samples)) for key, row in run.rows.items() if row.record is not None and row.record.control}
+    controls = {
+        str(key): float(np.median(row.samples))
+        for key, row in run.rows.items()
+        if row.samples and row.record is not None and row.record.control
+    }
     return Run(
         id=f"{index + 1}-{run.commit[:12]}",
         boot=text_of(last.environment.get("boot_id")),

@@ -165,6 +165,22 @@ def load(source: Path | bytes, *, name: str | None = None) -> Baseline:
     return baseline
 
 
+def load_waivers(path: Path) -> list[Waiver]:
+    """Reads a file of waivers for `record`: a JSON array of objects with the fields of `Waiver`.
+
+    Raises:
+        BaselineError: It cannot be read or is no such array.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise BaselineError(f"{path} cannot be read: {exc.strerror or exc}; name a file of waivers") from exc
+    try:
+        return msgspec.convert(decode_json(data, name=str(path), error=BaselineError), list[Waiver])
+    except msgspec.ValidationError as exc:
+        raise BaselineError(f"{path} is no array of waivers: {exc}; mend the file") from exc
+
+
 def _contradiction(baseline: Baseline) -> str | None:
     num_runs = len(baseline.runs)
     for text, row in baseline.rows.items():
