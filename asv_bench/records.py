@@ -82,9 +82,8 @@ def write(
     text = json.dumps(record, allow_nan=False, indent=1, sort_keys=True) + "\n"
     folder = directory / commit[:12]
     folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".writing-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
+    temporary = folder / f".writing-{process}"
+    temporary.write_text(text, encoding="utf-8")
     target = folder / f"{process}.json"
     os.replace(temporary, target)
     return target

@@ -1,4 +1,4 @@
-"""`python -m ci`: run, compare, report, baseline, gate."""
+"""`python -m ci`: gate, run, compare, report, table, baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ci import baseline as baselines
 from ci import gate as gating
-from ci import run
+from ci import run, tables
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write the report again from a verdict.json")
     report.add_argument("--from", dest="source", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
     report.add_argument("--report", type=Path, help="folder to write to (default: the same)")
+
+    table = commands.add_parser("table", help="print every row of kept runs as Markdown")
+    table.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
 
     baseline = commands.add_parser("baseline", help="record or show a baseline")
     actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -236,7 +239,12 @@ def _record(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
-_COMMANDS = {"gate": _gate, "run": _run, "compare": _compare, "report": _report, "baseline": _baseline}
+def _table(options: argparse.Namespace, console: Console) -> int:
+    sys.stdout.write(tables.table(options.runs))
+    return int(ExitCode.PASS)
+
+
+_COMMANDS = {"gate": _gate, "run": _run, "compare": _compare, "report": _report, "table": _table, "baseline": _baseline}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ from ci import noise
 from ci.errors import BaselineError
 from ci.identity import device_of
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.rows import assemble, blank_result, describe, is_control, mismatch, percent, stateful_outcome
+from ci.rows import assemble, blank_result, describe, is_control, mismatch, percent, serving_classes, stateful_outcome
 
 __all__ = ["ALPHA", "DELTA0", "DEVICE_FLOOR", "MIN_PAIRS", "WALL_CLOCK_FLOOR", "compare_pairs", "pairs_needed"]
 
@@ -55,6 +55,10 @@ class _Pairs:
     @property
     def control(self) -> bool:
         return is_control(self.head)
+
+    @property
+    def bottleneck(self) -> str:
+        return "" if self.head.record is None else self.head.record.bottleneck
 
     @property
     def on_device(self) -> bool:
@@ -152,8 +156,12 @@ def _judge_rows(rows: Sequence[_Pairs]) -> list[RowOutcome]:
     return outcomes
 
 
-def _judge_controls(controls: Sequence[_Pairs]) -> tuple[list[RowOutcome], str | None]:
-    """Outcomes of the controls, and what shows that the machine moved between the two commits."""
+def _judge_controls(controls: Sequence[_Pairs], rows: Sequence[_Pairs]) -> tuple[list[RowOutcome], str | None]:
+    """Outcomes of the controls, and what shows that the machine moved between the two commits.
+
+    Only controls that serve a compared row decide; the others show the machine to the reader.
+    """
+    used = serving_classes(row.bottleneck for row in rows)
     sides = [row.side for row in controls]
     p_values = [row.p_value(side) for row, side in zip(controls, sides, strict=True)]
     # Half the level a side, as a control counts whichever way it moves.
@@ -164,7 +172,8 @@ def _judge_controls(controls: Sequence[_Pairs]) -> tuple[list[RowOutcome], str |
         reason = f"{percent(row.effect)} latency: shows the machine, and is not judged itself"
         outcome = _outcome(row, RowVerdict.PASS, reason, p_value, None)
         if sure and abs(row.effect) > limit:
-            moved.append(row)
+            if row.bottleneck in used:
+                moved.append(row)
             outcome = replace(outcome, flags=(*outcome.flags, "MOVED"))
         outcomes.append(outcome)
     if not moved:
@@ -277,7 +286,7 @@ def compare_pairs(
     pairs, outcomes = _sort_out(base, head)
     rows, controls = [row for row in pairs if not row.control], [row for row in pairs if row.control]
     judged = _judge_rows(rows)
-    judged_controls, unfit = _judge_controls(controls)
+    judged_controls, unfit = _judge_controls(controls, rows)
     outcomes.extend([*judged, *judged_controls])
     fewest = min((row.d.size for row in rows), default=0)
     cut = [row for row in pairs if row.truncated]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -47,11 +47,19 @@ COMPARED_ROWS = (
     RowVerdict.BLIND,
 )
 
+SERVED_BY = {"dequant": ("dequant", "read-bandwidth")}
+"""Controls of which classes serve a class, where not just its own."""
+
 WAIVED = "WAIVED"
 """Flag of a row whose verdict a waiver of the baseline excuses."""
 
 _FP8 = frozenset({"fp8", "float8_e4m3fn", "fp8_e4m3", "e4m3"})
 _MAX_NAMED_ROWS = 3
+
+
+def serving_classes(bottlenecks: Iterable[str]) -> set[str]:
+    """Classes whose controls serve rows of the given classes."""
+    return {name for bottleneck in bottlenecks for name in SERVED_BY.get(bottleneck, (bottleneck,))}
 
 
 def section_of(record: RowRecord | None, key: RowKey) -> str:
@@ -231,6 +239,8 @@ def conclude(
     if regressed:
         told = named(regressed, lambda row: f"{row.key} ({percent(row.effect)} latency)")
         reasons[ExitCode.REGRESSION] = f"{_counted(len(regressed), 'row')} regressed: {told}"
+        if ExitCode.INCOMPLETE in reasons:
+            reasons[ExitCode.INCOMPLETE] += f"; and {reasons[ExitCode.REGRESSION]}"
     reasons[ExitCode.PASS] = _passing(compared)
     code = next(code for code in RUN_ORDER if code in reasons)
     return code, reasons[code]

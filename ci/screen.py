@@ -12,7 +12,7 @@ from scipy import stats
 
 from ci import noise
 from ci.model import CommitResult, Direction, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.rows import describe, is_control, mismatch, percent, stateful_outcome
+from ci.rows import describe, is_control, mismatch, percent, serving_classes, stateful_outcome
 
 ALPHA = 0.01
 """Chance that a run without a regression fails (Holm over the rows)."""
@@ -28,9 +28,6 @@ UNFIT_MIN_ROWS = 4
 FLOOR_SDS = 3.0
 CLEARED_SDS = 1.4
 MIN_LEARNED_RUNS = 3
-SERVED_BY = {"dequant": ("dequant", "read-bandwidth")}
-"""Controls of which classes serve a class, where not just its own."""
-
 SCREENED = "SCREENED"
 
 Estimator = Callable[[RowResult], float]
@@ -116,8 +113,7 @@ class _Row:
 
 
 def _serving(bottleneck: str, controls: Sequence[_Row]) -> list[_Row]:
-    classes = SERVED_BY.get(bottleneck, (bottleneck,))
-    return [control for control in controls if control.reference.bottleneck in classes]
+    return [control for control in controls if control.reference.bottleneck in serving_classes([bottleneck])]
 
 
 def _learn_noise(rows: Sequence[_Row]) -> list[_Row]:
@@ -167,9 +163,13 @@ def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: 
 
 
 def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
-    """What shows that the machine moved, or None."""
-    classes = sorted({control.reference.bottleneck for control in controls})
-    for name in classes:
+    """What shows that the machine moved, or None.
+
+    Only controls that serve a compared row decide: one of a class without rows (a matrix product at the power limit, say) shows the
+    machine to the reader and says nothing of the rows.
+    """
+    used = serving_classes(row.reference.bottleneck for row in rows)
+    for name in sorted({control.reference.bottleneck for control in controls} & used):
         group = [control for control in controls if control.reference.bottleneck == name]
         limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * float(np.median([control.sd for control in group])))
         for run in range(len(group[0].deviations)):

@@ -221,6 +221,18 @@ def test_a_control_that_moves_between_the_arms_makes_the_runner_unfit(instrument
         assert set(verdicts(result).values()) == {"INVALID"}
 
 
+def test_a_control_that_serves_no_compared_row_is_shown_and_decides_nothing() -> None:
+    base, head = arms({"copy": 1.05})
+
+    def other_class(result: CommitResult) -> CommitResult:
+        (copy,) = [row for row in result.rows.values() if row.record is not None and row.record.control]
+        return with_row(result, replace(copy, records=tuple(replace(record, bottleneck="compute") for record in copy.records)))
+
+    result = compare_pairs(other_class(base), other_class(head))
+    assert result.exit_code == 0
+    assert "MOVED" in outcome(result, "copy").flags
+
+
 def test_a_control_that_is_only_noisy_does_not() -> None:
     base, head = arms(sd=0.05, seed=3)
     assert compare_pairs(base, head, mode="aa").verdict is not RunVerdict.RUNNER_UNFIT

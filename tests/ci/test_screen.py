@@ -15,6 +15,7 @@ from gate_builders import (
     ROWS,
     a_run,
     commit_of,
+    control,
     foreign,
     measured,
     with_row,
@@ -61,6 +62,21 @@ def test_a_regression_on_a_shifted_machine_is_still_seen() -> None:
 def test_one_moved_control_is_flagged_and_outvoted() -> None:
     result = compare(head(factors={"control_1": 0.9}))
     assert (result.exit_code, "MOVED" in outcome(result, "control_1").flags) == (0, True)
+
+
+@pytest.mark.parametrize(("bottleneck", "code"), [("compute", 0), ("read-bandwidth", 5)])
+def test_only_controls_that_serve_a_compared_row_decide_whether_the_runner_is_fit(bottleneck: str, code: int) -> None:
+    """A matrix product at its power limit differs between boards; where no row is of its class it says nothing of the rows."""
+
+    def run(seed: int, level: float, commit: str = "a" * 40) -> CommitResult:
+        made = a_run(seed, commit=commit, controls=0)
+        samples = [level * (1 + 1e-4 * (seed % 5)) for _ in range(3)]
+        return with_row(made, control("matmul", samples, bottleneck=bottleneck))
+
+    baseline = baselines.record([run(seed, 700.0) for seed in range(10)], accepted_by="A")
+    result = compare(run(100, 740.0, HEAD_COMMIT), baseline)
+    assert result.exit_code == code
+    assert "MOVED" in outcome(result, "matmul").flags
 
 
 def test_read_controls_serve_dequant_rows_and_other_classes_are_told() -> None:

@@ -1,0 +1,83 @@
+"""The docs' H200 figures against the raw files they rest on."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import msgspec
+
+from ci import baseline as baselines
+from ci.baseline_file import load_waivers
+from ci.compare import compare_baseline
+from ci.model import CommitResult, GateResult, ProcessRecord, RowResult, RowVerdict, RunVerdict
+from ci.results import load_commit, read_tree
+from ci.tables import table
+from ci.verdict_file import load as load_verdict
+
+COMMIT = "3e3e3654d818"
+
+
+def _runs(root: Path) -> list[Path]:
+    return sorted((root / "baselines" / "asv").iterdir())
+
+
+def _verdict(root: Path, name: str) -> GateResult:
+    return load_verdict((root / "docs" / "data" / "planted-h200" / f"{name}.verdict.json").read_text(encoding="utf-8"))
+
+
+def test_the_table_of_the_docs_is_the_one_that_its_command_prints(root: Path) -> None:
+    page = (root / "docs" / "h200.md").read_text(encoding="utf-8")
+    assert page.partition("\n---\n\n")[2] == table(_runs(root))
+
+
+def test_the_baseline_is_recorded_from_the_committed_runs(root: Path) -> None:
+    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    runs = []
+    for folder in _runs(root):
+        tree = read_tree(folder / "results")
+        (machine,) = tree.machines
+        (found,) = tree.commits(machine)
+        runs.append(load_commit(folder / "results", machine, found.commit, records_dir=folder / "records"))
+    again = baselines.record(
+        runs,
+        reason=stored.reason,
+        accepted_by=stored.accepted_by,
+        waivers=load_waivers(root / "baselines" / "NVIDIA_H200.waivers.json"),
+    )
+    assert baselines.to_json(again) == (root / "baselines" / "NVIDIA_H200.json").read_text(encoding="utf-8")
+    assert len(stored.runs) >= 5
+    assert len({run.boot for run in stored.runs}) >= 3
+    assert {run.commit[:12] for run in stored.runs} == {COMMIT}
+
+
+def test_the_planted_slowdown_was_found_in_every_write_row_and_nowhere_else(root: Path) -> None:
+    result = _verdict(root, "gate-planted")
+    assert (result.verdict, result.exit_code) == (RunVerdict.REGRESSION, 1)
+    slow = [row for row in result.rows if row.verdict is RowVerdict.REGRESSED]
+    assert len(slow) == 11
+    assert {row.key.benchmark.partition(".track_")[0] for row in slow} == {"bench_kv_write.KVWritePrefill", "bench_kv_write.KVWriteDecode"}
+    assert all(0.66 < (row.effect or 0) < 1.03 for row in slow)
+    assert all(abs(row.effect or 0) < 0.007 for row in result.rows if row.control)
+
+
+def test_the_unchanged_commit_passes_under_the_rule_that_its_false_red_mended(root: Path) -> None:
+    """The run said UNFIT because a control of a class without rows had moved; its samples are judged again as a run."""
+    told = _verdict(root, "gate-unchanged")
+    assert told.verdict is RunVerdict.RUNNER_UNFIT
+    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    rows = {
+        row.key: RowResult(row.key, row.unit, row.direction, row.record.version, "measured", row.samples, None, (row.record,))
+        for row in told.rows
+        if row.samples and row.record is not None
+    }
+    assert len(rows) == 33
+    process = ProcessRecord("p", told.head, "", "", told.environment, told.ceilings, (), "verdict", protocol=stored.protocol.hash)
+    head = CommitResult("NVIDIA_H200", told.head, "", 0, rows, {}, "verdict", (process,))
+    known = msgspec.structs.replace(stored, rows={name: row for name, row in stored.rows.items() if row.key in rows})
+    result = compare_baseline([head], known, now=datetime.datetime(2026, 11, 30, tzinfo=datetime.timezone.utc))
+    assert (result.verdict, result.exit_code) == (RunVerdict.PASS, 0)
+    unconfirmed = [row for row in result.rows if row.verdict is RowVerdict.UNCONFIRMED]
+    assert len(unconfirmed) == 4
+    (moved,) = [row for row in result.rows if "MOVED" in row.flags]
+    assert "Matmul" in moved.key.benchmark
