@@ -91,10 +91,12 @@ def _validity(heads: Sequence[CommitResult], baseline: Baseline, now: datetime.d
 def _waive(rows: Sequence[RowOutcome], baseline: Baseline, now: datetime.datetime) -> tuple[list[RowOutcome], list[str]]:
     """Turns unwaived blindness into a verdict, and marks what a waiver excuses; every waiver is told."""
     waivers = {(waiver.row, waiver.change): waiver for waiver in baseline.waivers if waiver.expires >= now.date()}
-    notices = [
-        f"waiver: {waiver.row} may be {waiver.change} until {waiver.expires}, says {waiver.approver} ({waiver.reference}): {waiver.reason}"
-        for waiver in baseline.waivers
-    ]
+    alike: dict[str, list[str]] = defaultdict(list)
+    for waiver in baseline.waivers:
+        if waiver.row in baseline.rows:
+            terms = f"may be {waiver.change} until {waiver.expires}, says {waiver.approver} ({waiver.reference}): {waiver.reason}"
+            alike[terms].append(waiver.row)
+    notices = [f"waiver: {', '.join(names)} {terms}" for terms, names in alike.items()]
     judged = []
     for row in rows:
         blind = row.mde80 is not None and row.mde80 > BLIND_MDE
