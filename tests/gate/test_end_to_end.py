@@ -68,7 +68,8 @@ def test_the_same_change_reversed_is_an_improvement(project: Project, root: Path
     project.git("checkout", "-q", "-b", "once")
     project.git("revert", "--no-edit", "HEAD")
 
-    done = project.ci("gate", "--select", SELECT, "--pairs", "8")
+    # One row at nine pairs: the sign-flip test still decides when one pair is turned by the machine's noise.
+    done = project.ci("gate", "--select", "KVWritePrefill.*T=512 float16", "--pairs", "9")
     assert done.returncode == 0, done.stdout + done.stderr
     data = _verdict(project, root)
     (row,) = [row for row in data["rows"] if row["verdict"] == "IMPROVED"]
