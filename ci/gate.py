@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from ci.baseline import Baseline
 from ci.compare import compare_baseline, needs_second_run
 from ci.confirm import compare_pairs
 from ci.device import Device, detect
-from ci.errors import BaselineError, ExitCode
+from ci.errors import BaselineError
 from ci.jsonio import write_atomic
 from ci.model import CommitResult, GateResult
 from ci.repo import Commit, Repository
@@ -58,6 +60,7 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     Raises:
         GateError: The gate could not be run; nothing was decided.
     """
+    _clear(options.directory)
     repository = Repository(root)
     places = Places(repository.root)
     device = detect()
@@ -80,6 +83,13 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     )
     publish(result, options.directory, console)
     return result
+
+
+def _clear(directory: Path) -> None:
+    """Removes the last run's verdict and report: a run that ends without a verdict must not leave an old one to be read."""
+    for name in ("verdict.json", "index.html", "summary.md", "junit.xml"):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / "runs", ignore_errors=True)
 
 
 def publish(result: GateResult, directory: Path, console: Console) -> None:
@@ -111,7 +121,7 @@ def _against_baseline(
         runs.append(_selected(run.load(places, device, head), options))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
         if options.select:
-            baseline = msgspec.structs.replace(baseline, rows={k: row for k, row in baseline.rows.items() if row.key in runs[0].rows})
+            baseline = _selected_baseline(baseline, runs[0], options.select)
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
@@ -161,6 +171,16 @@ def _selected(result: CommitResult, options: Options) -> CommitResult:
     return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
 
 
+def _selected_baseline(baseline: Baseline, measured: CommitResult, select: str) -> Baseline:
+    """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
+    kept = {
+        name: row
+        for name, row in baseline.rows.items()
+        if row.key in measured.rows or (not row.control and re.search(select, name) is not None)
+    }
+    return msgspec.structs.replace(baseline, rows=kept)
+
+
 def _told(options: Options, measured: CommitResult, result: GateResult) -> GateResult:
     """Says in the report that only a selection was measured."""
     if options.select is None:
@@ -184,7 +204,3 @@ def _finished_rounds(places: Places, device: Device, commits: Sequence[Commit]) 
         rows = run.load(places, device, commit).rows.values()
         counts.append(max((len(row.samples) for row in rows), default=0))
     return min(counts)
-
-
-def exit_code_of(result: GateResult) -> ExitCode:
-    return ExitCode(result.exit_code)

@@ -1,0 +1,46 @@
+"""What the one command does around a measurement."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gate_builders import HEAD_COMMIT, a_baseline, a_run, without_row
+from rich.console import Console
+
+from ci import gate
+from ci.errors import UsageError
+from ci.gate import Options
+from ci.model import RowKey
+
+
+def test_a_gate_that_is_refused_leaves_no_old_verdict_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "report"
+    (report / "runs" / "1").mkdir(parents=True)
+    for name in ("verdict.json", "index.html", "summary.md", "junit.xml", "notes.txt"):
+        (report / name).write_text("old", encoding="utf-8")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UsageError, match="not in a git repository"):
+        gate.gate(tmp_path, Options(report), Console())
+    assert [path.name for path in report.iterdir()] == ["notes.txt"]
+
+
+def test_a_selected_row_that_is_gone_is_still_missed() -> None:
+    baseline = a_baseline(5)
+    head = without_row(a_run(1, commit=HEAD_COMMIT), "decode_b")
+    kept = {key: row for key, row in head.rows.items() if re.search("decode_[ab]|control", str(key))}
+    selected = gate._selected_baseline(baseline, replace(head, rows=kept), "decode_[ab]")
+    assert {row.key for row in selected.rows.values()} == {
+        RowKey(n) for n in ("decode_a", "decode_b", "control_0", "control_1", "control_2")
+    }
+
+
+def test_rows_that_a_selection_left_out_are_no_skips_of_the_report() -> None:
+    head = a_run(1, commit=HEAD_COMMIT)
+    key = RowKey("decode_a")
+    skipped = replace(head.rows[key], state="skipped", samples=(), records=(), reason="not selected")
+    result = replace(head, rows={**head.rows, key: skipped})
+    assert key in gate._selected(result, Options(Path("report"))).rows
+    assert key not in gate._selected(result, Options(Path("report"), select="decode_b")).rows
