@@ -38,7 +38,6 @@ class Copy(suite.Suite):
     """Device copy: serves the rows that are bound by writing."""
 
     op = "copy"
-    unit = "GB/s"
     control = True
     impl = _vendor("copy_")
     cases = (
@@ -58,18 +57,15 @@ class Copy(suite.Suite):
             check=lambda: _equal(target, source, case.label),
         )
 
+    @suite.throughput("GB/s")
     def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
-    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
 
 
 class Read(suite.Suite):
     """Reduction over a large tensor: serves the rows that are bound by reading, e4m3 included."""
 
     op = "read"
-    unit = "GB/s"
     control = True
     impl = _vendor("amax")
     cases = (
@@ -89,18 +85,15 @@ class Read(suite.Suite):
             check=lambda: _equal(result, source[:, -1], case.label),
         )
 
+    @suite.throughput("GB/s")
     def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
-    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
 
 
 class Matmul(suite.Suite):
     """Vendor matrix product: serves the rows that are bound by arithmetic, and shows the clocks."""
 
     op = "matmul"
-    unit = "TFLOP/s"
     control = True
     impl = _vendor("matmul")
     cases = (
@@ -130,18 +123,15 @@ class Matmul(suite.Suite):
             check=check,
         )
 
+    @suite.throughput("TFLOP/s")
     def track_compute(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_compute.unit = "TFLOP/s"  # type: ignore[attr-defined]
-    track_compute.higher_is_better = True  # type: ignore[attr-defined]
 
 
 class Small(suite.Suite):
     """A vendor call too small for bandwidth to matter, and a host that waits for the device: serve launch and host rows."""
 
     op = "small"
-    unit = "calls/s"
     control = True
     impl = _vendor("add_ / item")
     cases = (
@@ -172,11 +162,9 @@ class Small(suite.Suite):
 
         return Prepared(calls=[step(b) for b in buffers], work=Work(moved=2.0 * 4 * 4096), poison=lambda: None, check=check)
 
+    @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_calls.unit = "calls/s"  # type: ignore[attr-defined]
-    track_calls.higher_is_better = True  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -106,7 +106,6 @@ class KVWritePrefill(suite.Suite):
     """Thousands of rows a call: bound by bandwidth."""
 
     op = "kv_write"
-    unit = "GB/s"
     impl = _IMPL
     cases = (
         _prefill(4096, "float16", "cuda"),
@@ -123,29 +122,24 @@ class KVWritePrefill(suite.Suite):
     def build(self, case: Case, device: torch.device) -> Prepared:
         return _build_write(case, device)
 
+    @suite.throughput("GB/s")
     def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
-    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
 
 
 class KVWriteDecode(suite.Suite):
     """One row a sequence: bound by the launch, so calls are counted and no bandwidth is quoted."""
 
     op = "kv_write"
-    unit = "calls/s"
     impl = _IMPL
     cases = (_decode(1, "float16"), _decode(8, "float16"), _decode(64, "float16"), _decode(64, "e4m3"))
 
     def build(self, case: Case, device: torch.device) -> Prepared:
         return _build_write(case, device)
 
+    @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_calls.unit = "calls/s"  # type: ignore[attr-defined]
-    track_calls.higher_is_better = True  # type: ignore[attr-defined]
 
 
 def _state(state: str) -> Case:
@@ -162,7 +156,6 @@ class Allocator(suite.Suite):
     """`KVCacheManager.alloc_kvcache_index` in the three states that a server meets: host time, by `bench_host`."""
 
     op = "alloc_kvcache_index"
-    unit = "calls/s"
     impl = _ALLOCATOR_IMPL
     cases = (_state("bump"), _state("run_search"), _state("fragmented"))
 
@@ -207,11 +200,9 @@ class Allocator(suite.Suite):
 
         return Prepared(calls=[call], work=Work(), poison=reach, check=check, reset=reset)
 
+    @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_calls.unit = "calls/s"  # type: ignore[attr-defined]
-    track_calls.higher_is_better = True  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ class PagedDecode(suite.Suite):
     """One query token a sequence over a token-level row table."""
 
     op = "paged_decode_attention"
-    unit = "GB/s"
     impl = _IMPL
     cases = (
         _case(1, 32768, "float16", "cuda"),
@@ -121,11 +120,9 @@ class PagedDecode(suite.Suite):
             inputs=[pool.row_tables[0], pool.seq_lens],
         )
 
+    @suite.throughput("GB/s")
     def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
         return self.value(outcomes, case)
-
-    track_bandwidth.unit = "GB/s"  # type: ignore[attr-defined]
-    track_bandwidth.higher_is_better = True  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

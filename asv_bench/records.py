@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 

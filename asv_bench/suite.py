@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Bottleneck = Literal["read-bandwidth", "dequant", "write-bandwidth", "compute", "launch", "host"]
 Outcomes = dict[str, dict[str, Any]]
+Track = Callable[[Any, Outcomes, str], float]
 
 _SETUP_TIMEOUT_S = 1800
 
@@ -79,6 +80,7 @@ class Suite:
 
     op: ClassVar[str]
     unit: ClassVar[str]
+    """Unit of the `track_` method; read from it."""
     cases: ClassVar[tuple[Case, ...]]
     impl: ClassVar[dict[str, str]]
     """KernelSpec name by device type: the module's `_IMPL`, or "vendor:<op>" names of controls."""
@@ -97,6 +99,7 @@ class Suite:
         if len(set(labels)) != len(labels):
             raise ValueError(f"{cls.__name__} has two cases with one label")
         cls.params = [labels]
+        cls.unit = _track_method(cls).unit
         cls.version = f"{microbench.PROTOCOL}.{kv_pool.PROTOCOL}.{cls.work_version}"
 
     def setup_cache(self) -> Outcomes:
@@ -162,15 +165,44 @@ def row_id(benchmark: str, case: str) -> str:
     return f"{benchmark}({case})"
 
 
+def throughput(unit: str) -> Callable[[Track], Track]:
+    """Marks a `track_` method as returning a throughput in `unit`, of which more is better.
+
+    asv keeps attributes of functions, not of classes.
+
+    Args:
+        unit: Ends in "/s".
+    Raises:
+        ValueError: It does not.
+    """
+    if not unit.endswith("/s"):
+        raise ValueError(f"a throughput is something per second, and {unit!r} does not end in /s")
+
+    def mark(method: Track) -> Track:
+        vars(method).update(unit=unit, higher_is_better=True)
+        return method
+
+    return mark
+
+
+def _track_method(suite: type[Suite]) -> Any:
+    """The one `track_` method of a suite.
+
+    Raises:
+        TypeError: It has none, or several.
+    """
+    methods = [value for name, value in vars(suite).items() if name.startswith("track_")]
+    if len(methods) != 1:
+        raise TypeError(f"{suite.__name__} has to have one track_ method, marked by suite.throughput, not {len(methods)}")
+    return methods[0]
+
+
 def benchmark_name(suite: type[Suite]) -> str:
     """The name that asv gives the suite's `track_` method."""
     module = suite.__module__
     if module == "__main__":
         module = str(sys.modules["__main__"].__spec__.name)  # type: ignore[union-attr]  # scripts run by -m
-    methods = [name for name in vars(suite) if name.startswith("track_")]
-    if len(methods) != 1:
-        raise ValueError(f"{suite.__name__} has to have one track_ method, not {len(methods)}")
-    return f"{module.partition('.')[2]}.{suite.__name__}.{methods[0]}"
+    return f"{module.partition('.')[2]}.{suite.__name__}.{_track_method(suite).__name__}"
 
 
 def rows_of(suites: Sequence[type[Suite]]) -> Iterator[SuiteRow]:

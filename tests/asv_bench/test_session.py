@@ -27,7 +27,6 @@ def _case(what):
 
 class Faulty(suite.Suite):
     op = "faulty"
-    unit = "calls/s"
     control = True
     impl = {"cpu": "vendor:none"}
     cases = tuple(map(_case, ("good", "dies", "raises", "hangs", "nan", "good again")))
@@ -43,6 +42,7 @@ class Faulty(suite.Suite):
         difference = float("nan") if what == "nan" else 0.0
         return Prepared(calls=[lambda: None], work=Work(), poison=lambda: None, check=lambda: difference)
 
+    @suite.throughput("calls/s")
     def track_calls(self, outcomes, case):
         return self.value(outcomes, case)
 '''

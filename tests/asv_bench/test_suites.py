@@ -245,6 +245,10 @@ def test_two_cases_with_one_label_are_refused() -> None:
     case = Case("x", "launch", ("cpu",))
     with pytest.raises(ValueError, match="two cases with one label"):
         type("Twice", (Suite,), {"cases": (case, case)})
+    with pytest.raises(TypeError, match="one track_ method"):
+        type("None_", (Suite,), {"cases": (case,)})
+    with pytest.raises(ValueError, match="per second"):
+        suite.throughput("us")
 
 
 def test_importing_the_suites_imports_neither_torch_nor_the_library(root: Path) -> None:
