@@ -51,11 +51,15 @@ class SessionError(RuntimeError):
     """The measuring process could not be used at all."""
 
 
+class SelectionError(ValueError):
+    """The selection is no expression, or selects nothing."""
+
+
 def selected_rows() -> list[SuiteRow]:
     """All rows, or those whose id the regular expression in RAPID_LLM_BENCH_SELECT finds, with the controls that serve their classes.
 
     Raises:
-        SessionError: The variable holds no regular expression, or selects nothing.
+        SelectionError: The variable holds no regular expression, or selects nothing.
     """
     rows = all_rows()
     pattern = os.environ.get(SELECT_VARIABLE)
@@ -64,10 +68,10 @@ def selected_rows() -> list[SuiteRow]:
     try:
         wanted = re.compile(pattern)
     except re.error as error:
-        raise SessionError(f"{SELECT_VARIABLE}={pattern!r} is no regular expression ({error}); mend it") from error
+        raise SelectionError(f"{SELECT_VARIABLE}={pattern!r} is no regular expression ({error}); mend it") from error
     chosen = [row for row in rows if not row.suite.control and wanted.search(row.id)]
     if not chosen:
-        raise SessionError(f"{SELECT_VARIABLE}={pattern!r} selects no row; `python -m ci run --help` says what it is matched with")
+        raise SelectionError(f"{SELECT_VARIABLE}={pattern!r} selects no row; it is searched in names like {rows[0].id!r}")
     classes = {_CONTROL_CLASS.get(row.case.bottleneck, row.case.bottleneck) for row in chosen}
     return [row for row in rows if row.suite.control and row.case.bottleneck in classes] + chosen
 
@@ -94,8 +98,9 @@ def measure() -> Outcomes:
             elif event["event"] == "end" and header is not None:
                 environment = header["environment"]
                 environment["state_at_start"], environment["state"] = environment["state"], event["state"]
-        if death is None:
+        if death is None and events and events[-1]["event"] == "end":
             break
+        death = death or "ended in the middle without an error"
         if header is None or current is None:
             raise SessionError(f"the measuring process {death}")
         outcomes[current] = _failed(next(row for row in rows if row.id == current), f"the measuring process {death}")
@@ -144,8 +149,8 @@ def _run_worker(row_ids: list[str]) -> tuple[list[dict[str, Any]], str | None]:
                     child.kill()
                     child.wait()
         if death is not None:
-            said = errors.read_text(encoding="utf-8", errors="replace").strip()
-            death = f"{death}{': ' + said[-_STDERR_TAIL:] if said else ''}"
+            said = [line.strip() for line in errors.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+            death = f"{death}{': ' + said[-1][-_STDERR_TAIL:] if said else ''}"
         return _events(journal), death
 
 

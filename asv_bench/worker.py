@@ -124,12 +124,10 @@ class Bench:
         impl = row.suite.impl[self.device.type]
         prepared = row.suite().build(row.case, self.device)
         self._check_selection(prepared, impl)
-        prepared.poison()
-        for call in prepared.calls if prepared.reset is None else ():
-            call()
-        difference = _checked(prepared)
+        difference = _checked_anew(prepared)
         timing = self._time(row, prepared)
-        difference = max(difference, _checked(prepared))
+        # What the timed calls left, then a call over poison: a kernel that writes only at first leaves its first result to be read.
+        difference = max(difference, _checked(prepared), _checked_anew(prepared))
         return self._record(row, impl, prepared, timing, difference)
 
     @staticmethod
@@ -200,6 +198,14 @@ class Bench:
             "flags": list(table_row.flags),
             "input_hash": _hash(prepared),
         }
+
+
+def _checked_anew(prepared: Prepared) -> float:
+    """Makes every output wrong, calls, and checks."""
+    prepared.poison()
+    for call in prepared.calls if prepared.reset is None else ():
+        call()
+    return _checked(prepared)
 
 
 def _checked(prepared: Prepared) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,7 +91,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    parser.add_argument("--select", metavar="REGEX", help="only rows whose name the expression finds; controls always run")
+    parser.add_argument(
+        "--select", metavar="REGEX", type=_expression, help="only rows whose name the expression finds; controls always run"
+    )
+
+
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from error
+    return text
 
 
 def _positive(text: str) -> int:
@@ -102,6 +114,7 @@ def _positive(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
     console = Console(soft_wrap=not sys.stdout.isatty())
     errors = Console(stderr=True, soft_wrap=True)
     try:
@@ -109,9 +122,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GateError as error:
         errors.print(f"ci: {error}", style="bold red", highlight=False, markup=False)
         return int(error.exit_code)
+    except OSError as error:
+        errors.print(
+            f"ci: {error.filename or 'a file'}: {error.strerror or error}; mend it, or name another place.", style="bold red", markup=False
+        )
+        return int(ExitCode.USAGE)
     except KeyboardInterrupt:
         errors.print("ci: interrupted; what was measured is kept, run the same command again to go on", highlight=False)
         return 130
+    except Exception:
+        # Python would end with 1, which here means a regression.
+        errors.print_exception()
+        return int(ExitCode.INCOMPLETE)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A cancelled job ends like an interrupted one: asv is stopped, what was measured is kept."""
+    raise KeyboardInterrupt
 
 
 def _gate(options: argparse.Namespace, console: Console) -> int:

@@ -24,7 +24,7 @@ from ci.baseline import Baseline
 from ci.compare import compare_baseline, needs_second_run
 from ci.confirm import compare_pairs
 from ci.device import Device, detect
-from ci.errors import BaselineError
+from ci.errors import BaselineError, UsageError
 from ci.jsonio import write_atomic
 from ci.model import CommitResult, GateResult
 from ci.repo import Commit, Repository
@@ -36,6 +36,8 @@ from ci.verdict_file import dump
 SCREEN_ROUNDS = 3
 PAIRS = 12
 _STATE = "gate-state.json"
+_RUNS = ("1", "2", "pairs")
+"""Folders in a report's `runs/` that a gate makes."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,23 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
 
 
 def _clear(directory: Path) -> None:
-    """Removes the last run's verdict and report: a run that ends without a verdict must not leave an old one to be read."""
+    """Makes the folder, and removes the last run's verdict and report.
+
+    A run that ends without a verdict must not leave an old one to be read.
+    A folder without a verdict.json is nobody's report, and is left as it is.
+
+    Raises:
+        UsageError: It is no folder.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is no folder: name one for the report with --report.")
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "verdict.json").is_file():
+        return
     for name in ("verdict.json", "index.html", "summary.md", "junit.xml"):
         (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / "runs", ignore_errors=True)
+    for name in _RUNS:
+        shutil.rmtree(directory / "runs" / name, ignore_errors=True)
 
 
 def publish(result: GateResult, directory: Path, console: Console) -> None:
@@ -132,6 +147,10 @@ def _against_merge_base(
     repository: Repository, places: Places, device: Device, base: Commit, head: Commit, options: Options, console: Console
 ) -> GateResult:
     same = base.sha == head.sha
+    if same and repository.is_shallow:
+        raise UsageError(
+            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
+        )
     if same:
         base, head = head, repository.empty_commit_on(head)
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"

@@ -57,6 +57,14 @@ class Repository:
         if self.repo.working_tree_dir is None:
             raise UsageError(f"{path} is a bare repository: run the gate in a clone with a working tree.")
         self.root = Path(self.repo.working_tree_dir)
+        try:
+            self.repo.git.rev_parse("--git-dir")
+        except module.GitCommandError as error:
+            if "dubious ownership" in str(error):
+                raise UsageError(
+                    f"git refuses {self.root} because another user owns it: run `git config --global --add safe.directory {self.root}`."
+                ) from error
+            raise UsageError(f"git cannot use {self.root} ({str(error.stderr).strip()}): mend the repository.") from error
 
     def commit(self, name: str) -> Commit:
         """The commit that a name stands for.
@@ -67,10 +75,6 @@ class Repository:
         try:
             return Commit(self.repo.commit(name).hexsha, name)
         except (self._git.BadName, self._git.GitCommandError, ValueError, IndexError) as error:
-            if "dubious ownership" in str(error):
-                raise UsageError(
-                    f"git refuses {self.root} because another user owns it: run `git config --global --add safe.directory {self.root}`."
-                ) from error
             hint = "make a first commit" if not self.repo.head.is_valid() else "fetch it, or name another with --base"
             raise UsageError(f"{name!r} is no commit of {self.root}: {hint}.") from error
 
@@ -153,6 +157,9 @@ class Repository:
                 notices.append(
                     f"The change touches {what}: {', '.join(files[:5])}{f' and {len(files) - 5} more' if len(files) > 5 else ''}."
                 )
+        gone = self.repo.git.diff("--name-only", "--diff-filter=D", base.sha, head.sha, "--", "asv_bench/bench_*.py").splitlines()
+        if gone:
+            notices.append(f"The change deletes suites, and their rows are not measured any more: {', '.join(gone)}.")
         dirty = [line[3:] for line in self.repo.git.status("--porcelain").splitlines()]
         product = [path for path in dirty if path.startswith("rapid_llm/")]
         if product:

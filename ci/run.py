@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import re
@@ -66,9 +67,29 @@ def run_asv(places: Places, plan: RunPlan, console: Console) -> None:
     """Measures with `asv run` and shows progress; rows that fail are in the results, not an error here.
 
     Raises:
-        UsageError: asv itself could not run; the message has its last words and the log.
+        UsageError: asv itself could not run (the message has its last words and the log), the selection selects nothing, or another gate
+            is measuring in this checkout.
+        InputError: A commit's measuring process could not be used at all.
     """
     places.logs.mkdir(parents=True, exist_ok=True)
+    with _only_one(places) as lock:
+        _run_asv(places, plan, console, lock)
+
+
+@contextlib.contextmanager
+def _only_one(places: Places) -> Iterator[int]:
+    """Holds the checkout's lock; asv inherits it, so that one whose gate was killed keeps others away until it has ended."""
+    with (places.root / ".asv" / "lock").open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(
+                f"Another gate is measuring in {places.root}, or the asv of one that was killed: wait for it, or end it."
+            ) from error
+        yield file.fileno()
+
+
+def _run_asv(places: Places, plan: RunPlan, console: Console, lock: int) -> None:
     log = places.logs / f"asv-{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}.log"
     with tempfile.TemporaryDirectory(prefix="rapid-llm-gate-") as scratch:
         hashes, progress = Path(scratch, "hashes"), Path(scratch, "progress.jsonl")
@@ -83,7 +104,14 @@ def run_asv(places: Places, plan: RunPlan, console: Console) -> None:
             env[SELECT_VARIABLE] = plan.select
         with log.open("w", encoding="utf-8") as output:
             child = subprocess.Popen(
-                command, cwd=places.root, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=places.root,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock,),
             )
             try:
                 _follow(child, progress, plan, console)
@@ -91,9 +119,12 @@ def run_asv(places: Places, plan: RunPlan, console: Console) -> None:
                 _stop(child)
                 raise
     text = log.read_text(encoding="utf-8", errors="replace")
-    refused = re.search(r"^.*SessionError: (.*)$", text, flags=re.MULTILINE)
+    refused = re.search(r"^.*\b(SessionError|SelectionError): (.*)$", text, flags=re.MULTILINE)
     if refused:
-        raise UsageError(f"Nothing was measured: {refused.group(1).strip()} (log: {log}).")
+        kind, why = refused.groups()
+        if kind == "SelectionError":
+            raise UsageError(f"Nothing was measured: {why.strip()} (log: {log}).")
+        raise InputError(f"A commit could not be measured: {why.strip()} (log: {log}).")
     if child.returncode not in (0, _ASV_ROW_FAILED):
         said = [line for line in text.splitlines() if line.strip()]
         raise UsageError(f"asv stopped with exit status {child.returncode} ({' / '.join(line.strip() for line in said[-3:])}): see {log}.")
@@ -104,9 +135,21 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=10)
-    if child.poll() is None:
-        child.kill()
-        child.wait()
+    for process in _session_of(child.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    child.wait()
+
+
+def _session_of(leader: int) -> list[int]:
+    """Processes of the session that asv was started in: its children have process groups of their own."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append(int(entry.parent.name))
+    return found
 
 
 def _follow(child: subprocess.Popen[bytes], progress: Path, plan: RunPlan, console: Console) -> None:

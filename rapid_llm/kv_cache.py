@@ -17,6 +17,16 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.uint8)
 _NEVER = torch.iinfo(torch.int64).max
 
 
+def _check_count(call: str, name: str, value: int) -> None:
+    """Refuses what is no count before anything is changed: bool and float would pass through the arithmetic of the cursor.
+
+    Raises:
+        ShapeError: It is no int, or negative.
+    """
+    if type(value) is not int or value < 0:
+        raise ShapeError(f"{call} expected {name} of 0 or more, got {value!r}; pass a plain int.")
+
+
 class KVCacheManager:
     """Owns the cache rows of all layers: hands them out, counts references, keeps released rows as evictable.
 
@@ -56,8 +66,8 @@ class KVCacheManager:
         """
         sizes = {"num_rows": num_rows, "num_layers": num_layers, "num_kv_heads": num_kv_heads}
         for name, size in {**sizes, "head_dim": head_dim, "block_size": block_size}.items():
-            if not 0 < size <= torch.iinfo(torch.int32).max:
-                raise ShapeError(f"KVCacheManager expected {name} to be a positive int32, got {size}; correct it.")
+            if type(size) is not int or not 0 < size <= torch.iinfo(torch.int32).max:
+                raise ShapeError(f"KVCacheManager expected {name} to be a positive int32, got {size!r}; correct it.")
         if dtype not in _DTYPES:
             raise DTypeError(f"KVCacheManager expected dtype float16, bfloat16, or uint8 for e4m3, got {dtype}; choose one of these.")
         self._num_rows = num_rows
@@ -170,8 +180,7 @@ class KVCacheManager:
         Raises:
             ValueError: num_tokens is negative.
         """
-        if num_tokens < 0:
-            raise ShapeError(f"alloc_kvcache_index expected num_tokens of 0 or more, got {num_tokens}; correct it.")
+        _check_count("alloc_kvcache_index", "num_tokens", num_tokens)
         if num_tokens == 0:
             return self._all_rows[:0]
         if num_tokens > self._num_free + self._num_cached:
@@ -210,8 +219,7 @@ class KVCacheManager:
         Raises:
             ValueError: num_blocks is negative.
         """
-        if num_blocks < 0:
-            raise ShapeError(f"alloc_blocks expected num_blocks of 0 or more, got {num_blocks}; correct it.")
+        _check_count("alloc_blocks", "num_blocks", num_blocks)
         size = self._block_size
         if num_blocks == 0:
             return self._all_rows[:0].view(0, size)
@@ -316,8 +324,7 @@ class KVCacheManager:
         Raises:
             ValueError: num_rows is negative.
         """
-        if num_rows < 0:
-            raise ShapeError(f"evict expected num_rows of 0 or more, got {num_rows}; correct it.")
+        _check_count("evict", "num_rows", num_rows)
         count = min(num_rows, self._num_cached)
         if count == 0:
             return 0

@@ -460,3 +460,17 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestAgainstAModelOfSets = AllocatorMachine.TestCase
+
+
+@pytest.mark.parametrize("count", [1.5, True, "2", None, torch.tensor(2), -1])
+def test_what_is_no_count_is_refused_and_changes_nothing(count: object) -> None:
+    cache = KVCacheManager(16, num_layers=1, num_kv_heads=1, head_dim=8, dtype=torch.float16, device="cpu", allocate_kv=False)
+    cache.alloc_kvcache_index(4)
+    for call in (cache.alloc_kvcache_index, cache.alloc_blocks, cache.evict):
+        with pytest.raises(ShapeError, match=r"of 0 or more, got .*; pass a plain int"):
+            call(count)  # type: ignore[arg-type]
+    assert cache.num_free_rows == 12
+    assert int(cache.ref_counts().sum()) == 4
+    rows = cache.alloc_kvcache_index(2)
+    assert rows is not None
+    assert rows.tolist() == [4, 5]

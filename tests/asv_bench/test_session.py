@@ -29,7 +29,7 @@ class Faulty(suite.Suite):
     op = "faulty"
     control = True
     impl = {"cpu": "vendor:none"}
-    cases = tuple(map(_case, ("good", "dies", "raises", "hangs", "nan", "good again")))
+    cases = tuple(map(_case, ("good", "dies", "leaves", "raises", "hangs", "nan", "good again")))
 
     def build(self, case, device):
         what = case.args["what"]
@@ -37,6 +37,8 @@ class Faulty(suite.Suite):
             raise ValueError("no such luck\\nand more")
         if what == "dies":
             os.kill(os.getpid(), 11)
+        if what == "leaves":
+            os._exit(0)
         if what == "hangs":
             time.sleep(60)
         difference = float("nan") if what == "nan" else 0.0
@@ -87,6 +89,7 @@ def test_one_fault_costs_one_row_and_each_says_why(root: Path, tmp_path: Path) -
     assert {what: outcome["status"] for what, outcome in outcomes.items()} == {
         "good": "ok",
         "dies": "failed",
+        "leaves": "failed",
         "raises": "failed",
         "hangs": "failed",
         "nan": "unverified",
@@ -101,7 +104,7 @@ def test_one_fault_costs_one_row_and_each_says_why(root: Path, tmp_path: Path) -
     data = json.loads(text, parse_constant=lambda token: pytest.fail(f"{token} is not strict JSON"))
     schema = json.loads((root / "baselines" / "schema" / "process-record.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(data, schema)
-    assert [row["status"] for row in data["rows"]] == ["ok", "failed", "failed", "failed", "unverified", "ok"]
+    assert [row["status"] for row in data["rows"]] == ["ok", "failed", "failed", "failed", "failed", "unverified", "ok"]
     assert data["environment"]["device"]["type"] == "cpu"
     assert data["ceilings"]["copy_gb_per_s"] > 0
 
@@ -129,5 +132,5 @@ def test_selection_keeps_the_controls_of_its_classes_and_refuses_what_selects_no
     assert {row.case.bottleneck for row in rows if row.suite.control} == {"write-bandwidth", "read-bandwidth"}
     for pattern, why in (("(", "no regular expression"), ("no such row", "selects no row")):
         monkeypatch.setenv(session.SELECT_VARIABLE, pattern)
-        with pytest.raises(session.SessionError, match=why):
+        with pytest.raises(session.SelectionError, match=why):
             session.selected_rows()

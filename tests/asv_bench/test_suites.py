@@ -157,6 +157,21 @@ def test_case_4_a_kernel_that_goes_wrong_while_it_is_timed_gives_no_number(bench
     assert record["status"] == "unverified"
 
 
+def test_case_4_a_kernel_that_writes_only_at_first_gives_no_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arrival counter that is never reset: the first call's result stays in the buffer and every later call is fast."""
+    from rapid_llm.kernels.backends import torch_impl
+
+    right, seen = torch_impl.paged_decode, set()
+
+    def once(q: Any, k_rows: Any, v_rows: Any, row_table: Any, seq_lens: Any, out: Any, **scales: Any) -> None:
+        if out.data_ptr() not in seen:
+            seen.add(out.data_ptr())
+            right(q, k_rows, v_rows, row_table, seq_lens, out, **scales)
+
+    monkeypatch.setattr(torch_impl, "paged_decode", once)
+    assert bench.measure(_decode_row("float16"))["status"] == "unverified"
+
+
 def test_r4_verification_comes_before_timing_and_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     built = Prepared(
@@ -169,7 +184,7 @@ def test_r4_verification_comes_before_timing_and_after(bench: Bench, monkeypatch
     monkeypatch.setattr(worker, "bench", lambda *a, **k: events.append("time") or _timing())
     row = next(r for r in rows_of([bench_kv_write.KVWritePrefill]) if "cpu" in r.case.devices)
     assert bench.measure(row)["status"] == "ok"
-    assert events == ["poison", "call", "check", "time", "check"]
+    assert events == ["poison", "call", "check", "time", "check", "poison", "call", "check"]
 
 
 def _timing() -> Any:

@@ -204,3 +204,33 @@ def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for code in ("0  pass", "1  a regression", "2  ", "3  incomplete", "4  ", "5  the runner is unfit", "6  a result is wrong"):
         assert code in printed
+
+
+def test_an_unusable_report_folder_is_a_sentence(repository: Path) -> None:
+    (repository / "taken").write_text("x", encoding="utf-8")
+    _refused(_ci(repository, "gate", "--report", "taken"), 2, "taken is no folder")
+    _refused(_ci(repository, "gate", "--report", "taken/x"), 2, "taken/x")
+
+
+def test_a_fault_of_the_gate_itself_is_no_regression(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from ci import __main__ as command
+
+    def broken(options: object, console: object) -> int:
+        raise AssertionError("a bug")
+
+    monkeypatch.setitem(command._COMMANDS, "report", broken)
+    assert main(["report"]) == 3
+    assert "a bug" in capsys.readouterr().err
+
+
+def test_a_commit_cannot_be_compared_with_itself_in_a_shallow_clone(repository: Path, tmp_path: Path) -> None:
+    shallow = tmp_path / "shallow"
+    _git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", str(shallow))
+    _refused(_ci(shallow, "gate"), 2, "shallow clone", "git fetch --unshallow")
+
+
+def test_a_selection_that_is_no_expression_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["gate", "--select", "("])
+    assert left.value.code == 2
+    assert "no regular expression" in capsys.readouterr().err

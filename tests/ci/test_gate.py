@@ -18,13 +18,24 @@ from ci.model import RowKey
 
 def test_a_gate_that_is_refused_leaves_no_old_verdict_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = tmp_path / "report"
-    (report / "runs" / "1").mkdir(parents=True)
+    for name in ("1", "pairs", "boot1-1"):
+        (report / "runs" / name).mkdir(parents=True)
     for name in ("verdict.json", "index.html", "summary.md", "junit.xml", "notes.txt"):
         (report / name).write_text("old", encoding="utf-8")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(UsageError, match="not in a git repository"):
         gate.gate(tmp_path, Options(report), Console())
-    assert [path.name for path in report.iterdir()] == ["notes.txt"]
+    assert sorted(path.relative_to(report).as_posix() for path in report.rglob("*")) == ["notes.txt", "runs", "runs/boot1-1"]
+
+
+def test_a_folder_that_is_no_report_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    (tmp_path / "index.html").write_text("mine", encoding="utf-8")
+    gate._clear(tmp_path)
+    assert (tmp_path / "runs" / "1").is_dir()
+    assert (tmp_path / "index.html").read_text(encoding="utf-8") == "mine"
+    with pytest.raises(UsageError, match="is no folder"):
+        gate._clear(tmp_path / "index.html")
 
 
 def test_a_selected_row_that_is_gone_is_still_missed() -> None:

@@ -73,7 +73,7 @@ def test_an_interrupted_gate_goes_on_where_it_stopped(project: Project) -> None:
     assert not (project.path / ".asv" / "gate-state.json").exists()
 
 
-@pytest.mark.parametrize(("pattern", "why"), [("no such row", "selects no row"), ("(", "is no regular expression")])
+@pytest.mark.parametrize(("pattern", "why"), [("no such row", "selects no row")])
 def test_a_selection_of_nothing_is_refused(project: Project, pattern: str, why: str) -> None:
     done = project.ci("run", "--select", pattern)
     assert done.returncode == 2, done.stdout

@@ -1,0 +1,62 @@
+"""Around asv: one gate at a time, and nothing of it left running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ci import run
+from ci.errors import UsageError
+from ci.run import Places
+
+
+def test_a_second_gate_in_one_checkout_is_refused(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    places.logs.mkdir(parents=True)
+    with run._only_one(places):
+        with pytest.raises(UsageError, match="Another gate is measuring"):
+            with run._only_one(places):
+                pass
+    with run._only_one(places):
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_the_lock_is_held_as_long_as_the_asv_of_a_killed_gate_runs(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    places.logs.mkdir(parents=True)
+    with run._only_one(places) as lock:
+        asv = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=(lock,))
+    with pytest.raises(UsageError, match="asv of one that was killed"):
+        with run._only_one(places):
+            pass
+    asv.kill()
+    asv.wait()
+    with run._only_one(places):
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_stopping_asv_ends_its_children_whatever_their_groups(tmp_path: Path) -> None:
+    child = "import os, time; os.setpgid(0, 0); open('ready', 'w').close(); time.sleep(60)"
+    parent = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGINT, lambda *a: sys.exit(0));"
+        f" subprocess.run([sys.executable, '-c', {child!r}])"
+    )
+    asv = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path, start_new_session=True)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.02)
+    assert len(run._session_of(asv.pid)) == 2
+    run._stop(asv)
+    for _ in range(100):
+        if not run._session_of(asv.pid):
+            break
+        time.sleep(0.02)
+    assert run._session_of(asv.pid) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(asv.pid, 0)
