@@ -21,7 +21,6 @@ from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
 from ci.errors import ExitCode, GateError, UsageError
-from ci.jsonio import write_atomic
 from ci.model import CommitResult, GateResult
 from ci.repo import Repository
 from ci.results import load_commit, read_tree
@@ -261,7 +260,7 @@ def _record(options: argparse.Namespace, console: Console) -> int:
         allow_single_boot=options.single_boot,
     )
     target = options.output or Path(baselines.file_name(made))
-    write_atomic(target, baselines.to_json(made))
+    baselines.save(made, target)
     console.print(f"{target}: {len(made.rows)} rows of {len(made.runs)} runs", markup=False, highlight=False)
     return int(ExitCode.PASS)
 

@@ -143,6 +143,17 @@ def test_modules_stay_readable(root: Path) -> None:
     assert long == {}
 
 
+def test_the_architecture_page_draws_every_module(root: Path) -> None:
+    page = (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    paths = [
+        path
+        for package in ("rapid_llm", "asv_bench", "ci")
+        for _, path in _modules(root, package)
+        if path.parent.name not in ("templates", "plugins")
+    ]
+    assert [path.name for path in paths if path.name != "__init__.py" and path.name not in page] == []
+
+
 def test_the_files_speak_of_the_project_alone(root: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
     here = Path(__file__).relative_to(root).as_posix()
