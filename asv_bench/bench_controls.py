@@ -7,6 +7,7 @@ table: `python -m asv_bench.bench_controls`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from asv_bench import kv_pool, suite, verify
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch")
+
+
+_LAUNCH_SETS = 256
+_SUM_OF_SQUARES = 199 * 200 * 399 // 6
 
 
 def _vendor(name: str) -> dict[str, str]:
@@ -52,7 +57,7 @@ class Copy(suite.Suite):
         target = torch.empty_like(source)
         return Prepared(
             calls=[lambda: target.copy_(source)],
-            work=Work(moved=2.0 * size),
+            work=Work(moved=2.0 * size, written=float(size)),
             poison=lambda: target.fill_(-1),
             check=lambda: _equal(target, source, case.label),
         )
@@ -80,7 +85,7 @@ class Read(suite.Suite):
         result = torch.empty(source.shape[0], dtype=torch.int32, device=device)
         return Prepared(
             calls=[lambda: torch.amax(source, dim=1, out=result)],
-            work=Work(moved=float(size + 4 * source.shape[0])),
+            work=Work(moved=float(size + 4 * source.shape[0]), written=4.0 * source.shape[0]),
             poison=lambda: result.fill_(-1),
             check=lambda: _equal(result, source[:, -1], case.label),
         )
@@ -129,30 +134,17 @@ class Matmul(suite.Suite):
 
 
 class Small(suite.Suite):
-    """A vendor call too small for bandwidth to matter, and a host that waits for the device: serve launch and host rows."""
+    """A vendor call too small for bandwidth to matter: serves launch rows."""
 
     op = "small"
     control = True
-    impl = _vendor("add_ / item")
-    cases = (
-        Case(label="add_ of 4096 int32", bottleneck="launch", devices=("cuda", "cpu"), args={"wait": False}),
-        Case(label="nonzero and item of 4096 int32", bottleneck="host", devices=("cuda", "cpu"), args={"wait": True}),
-    )
+    impl = _vendor("add_")
+    cases = (Case(label="add_ of 4096 int32", bottleneck="launch", devices=("cuda", "cpu")),)
 
     def build(self, case: Case, device: torch.device) -> Prepared:
-        sets = 64 if device.type == "cuda" and not case.args["wait"] else 1
-        buffers = [torch.arange(4096, dtype=torch.int32, device=device) for _ in range(sets)]
-        if case.args["wait"]:
-            buffer = buffers[0]
-            found: list[int] = []
-            return Prepared(
-                calls=[lambda: found.append(int(buffer.nonzero()[-1].item()))],
-                work=Work(),
-                poison=found.clear,
-                check=lambda: _equal(torch.tensor(found[-1:]), torch.tensor([4095]), case.label),
-            )
+        buffers = [torch.arange(4096, dtype=torch.int32, device=device) for _ in range(_LAUNCH_SETS if device.type == "cuda" else 1)]
 
-        def step(buffer: torch.Tensor) -> Any:
+        def step(buffer: torch.Tensor) -> Callable[[], object]:
             return lambda: buffer.add_(1)
 
         def check() -> float:
@@ -161,6 +153,41 @@ class Small(suite.Suite):
             return 0.0
 
         return Prepared(calls=[step(b) for b in buffers], work=Work(moved=2.0 * 4 * 4096), poison=lambda: None, check=check)
+
+    @suite.throughput("calls/s")
+    def track_calls(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+
+class Host(suite.Suite):
+    """A host that waits for the device, and one that only computes: serve host rows, and show how fast the host runs today."""
+
+    op = "host"
+    control = True
+    impl = _vendor("python")
+    cases = (
+        Case(label="nonzero and item of 4096 int32", bottleneck="host", devices=("cuda", "cpu"), args={"wait": True}),
+        Case(label="200 products in Python", bottleneck="host", devices=("cuda", "cpu"), args={"wait": False}),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        found: list[int] = []
+        if not case.args["wait"]:
+            expected = _SUM_OF_SQUARES
+
+            def call() -> None:
+                found[:] = [sum(i * i for i in range(200))]
+        else:
+            expected = 4095
+            buffer = torch.arange(4096, dtype=torch.int32, device=device)
+
+            def call() -> None:
+                found[:] = [int(buffer.nonzero()[-1].item())]
+
+        def check() -> float:
+            return _equal(torch.tensor(found), torch.tensor([expected]), case.label)
+
+        return Prepared(calls=[call], work=Work(), poison=found.clear, check=check)
 
     @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:

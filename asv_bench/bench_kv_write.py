@@ -71,11 +71,15 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
         device=device,
         spare_rows=num_sets * num_tokens + _GUARD_ROWS,
     )
-    slots = [pool.free_rows[i * num_tokens : (i + 1) * num_tokens].contiguous() for i in range(num_sets)]
+    slots = kv_pool.spread(num_sets, (num_tokens,), torch.int32, device)
+    for i, slot_mapping in enumerate(slots):
+        slot_mapping.copy_(pool.free_rows[i * num_tokens : (i + 1) * num_tokens])
     guards = pool.free_rows[num_sets * num_tokens :].long()
-    qkv = kv_pool.random_values((num_sets, num_tokens, heads, _HEAD_DIM), dtype, device, seed=11)
-    keys = [qkv[i, :, _NUM_Q_HEADS : _NUM_Q_HEADS + _NUM_KV_HEADS] for i in range(num_sets)]
-    values = [qkv[i, :, _NUM_Q_HEADS + _NUM_KV_HEADS :] for i in range(num_sets)]
+    qkv = kv_pool.spread(num_sets, (num_tokens, heads, _HEAD_DIM), dtype, device)
+    for i, projection in enumerate(qkv):
+        projection.copy_(kv_pool.random_values(tuple(projection.shape), dtype, device, seed=11 + i))
+    keys = [projection[:, _NUM_Q_HEADS : _NUM_Q_HEADS + _NUM_KV_HEADS] for projection in qkv]
+    values = [projection[:, _NUM_Q_HEADS + _NUM_KV_HEADS :] for projection in qkv]
     guards_before = torch.stack([pool.k_rows[guards], pool.v_rows[guards]])
 
     def call(i: int) -> Callable[[], object]:
@@ -94,7 +98,7 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
 
     return Prepared(
         calls=[call(i) for i in range(num_sets)],
-        work=Work(moved=float(moved)),
+        work=Work(moved=float(moved), written=float(elements * kv_pool.pool_dtype(kv_dtype).itemsize)),
         poison=poison,
         check=check,
         selection=dispatcher.dispatch(ops.write_request(keys[0], values[0], slots[0], pool.k_rows, pool.v_rows)),

@@ -7,6 +7,7 @@ Geometry of a Llama-3 or Qwen3 layer: 32 query heads over 8 KV heads of 128. Run
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asv_bench import kv_pool, suite, verify
@@ -23,31 +24,109 @@ ops: Any = LazyModule("rapid_llm.kernels.ops")
 dispatcher: Any = LazyModule("rapid_llm.kernels.ops.dispatch")
 
 _IMPL = {"cuda": "triton_paged_decode", "cpu": "torch_paged_decode"}
+_COPY_IMPL = {"cuda": "vendor:index_select", "cpu": "vendor:index_select"}
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
+_RAGGED_SETS = 3
+_CHECK_STEP = 97
 _RAGGED = tuple(256 * (1 + (7 * i) % 32) for i in range(32))
 """32 lengths from 256 to 8192 tokens in a fixed, mixed order."""
 
 
 def _case(
-    batch: int, context: int, kv_dtype: str, device: str, *, q_dtype: str = "float16", layout: str = "combined", order: str = "fragmented"
+    seq_lens: Sequence[int],
+    context: str,
+    kv_dtype: str,
+    device: str,
+    *,
+    q_dtype: str = "float16",
+    layout: str = "combined",
+    order: str = "fragmented",
+    num_kv_heads: int = _NUM_KV_HEADS,
+    head_dim: int = _HEAD_DIM,
+    **more: Any,
 ) -> Case:
     q_note = "" if q_dtype == "float16" or kv_dtype == q_dtype else f" q={q_dtype}"
+    geometry = "" if (num_kv_heads, head_dim) == (_NUM_KV_HEADS, _HEAD_DIM) else f" {num_kv_heads}x{head_dim}"
+    extra = "".join(f" {name}={value}" for name, value in more.items())
     return Case(
-        label=f"decode B={batch} S={context} {kv_dtype}{q_note} {layout} {order} cold",
+        label=f"decode B={len(seq_lens)} S={context} {kv_dtype}{q_note}{geometry} {layout} {order}{extra} cold",
         bottleneck="dequant" if kv_dtype == "e4m3" else "read-bandwidth",
         devices=(device,),
         phase="decode",
         kv_dtype=kv_dtype,
-        args={"seq_lens": [context] * batch, "kv_dtype": kv_dtype, "q_dtype": q_dtype, "layout": layout, "order": order},
+        args={
+            "seq_lens": list(seq_lens),
+            "kv_dtype": kv_dtype,
+            "q_dtype": q_dtype,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "pool": {"layout": layout, "order": order, **more},
+        },
     )
+
+
+def uniform(batch: int, context: int, kv_dtype: str, device: str, **more: Any) -> Case:
+    """A batch of sequences of one length; `more` are arguments of `paged_pool` and the geometry, and stand in the label."""
+    return _case([context] * batch, str(context), kv_dtype, device, **more)
 
 
 def _ragged(kv_dtype: str) -> Case:
-    return suite.case_with(
-        _case(len(_RAGGED), 0, kv_dtype, "cuda"),
-        label=f"decode B=32 S=256..8192 ragged {kv_dtype} combined fragmented cold",
-        args={"seq_lens": list(_RAGGED), "kv_dtype": kv_dtype, "q_dtype": "float16", "layout": "combined", "order": "fragmented"},
+    return _case(_RAGGED, "256..8192 ragged", kv_dtype, "cuda")
+
+
+def build(case: Case, device: torch.device) -> Prepared:
+    """The decode calls of a case, one a working set."""
+    seq_lens: list[int] = case.args["seq_lens"]
+    kv_dtype: str = case.args["kv_dtype"]
+    num_kv_heads: int = case.args["num_kv_heads"]
+    head_dim: int = case.args["head_dim"]
+    tokens = sum(seq_lens)
+    kv_bytes = 2 * tokens * num_kv_heads * head_dim * kv_pool.pool_dtype(kv_dtype).itemsize
+    pool = kv_pool.paged_pool(
+        seq_lens=seq_lens,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_dtype=kv_dtype,
+        device=device,
+        num_sets=_num_sets(case, kv_bytes, device),
+        **case.args["pool"],
     )
+    q = kv_pool.random_values((len(seq_lens), _NUM_Q_HEADS, head_dim), getattr(torch, case.args["q_dtype"]), device, seed=7)
+    outs = [torch.empty_like(q) for _ in pool.row_tables]
+    scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
+    references = [verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **scales) for table in pool.row_tables]
+
+    def call(table: torch.Tensor, out: torch.Tensor) -> Any:
+        return lambda: ops.paged_decode_attention(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, out=out, **pool.scales)
+
+    def poison() -> None:
+        for out in outs:
+            out.fill_(float("nan"))
+
+    def check() -> float:
+        return max(verify.check_decode(out, ref, kv_dtype=kv_dtype) for out, ref in zip(outs, references, strict=True))
+
+    out_bytes = q.numel() * q.element_size()
+    return Prepared(
+        calls=[call(table, out) for table, out in zip(pool.row_tables, outs, strict=True)],
+        work=Work(
+            flops=4.0 * tokens * _NUM_Q_HEADS * head_dim,
+            moved=float(kv_bytes + 4 * (tokens + len(seq_lens)) + 2 * out_bytes),
+            written=float(out_bytes),
+        ),
+        poison=poison,
+        check=check,
+        selection=dispatcher.dispatch(ops.decode_request(q, pool.k_rows, pool.v_rows, pool.row_tables[0], pool.seq_lens)),
+        inputs=[pool.row_tables[0], pool.seq_lens],
+    )
+
+
+def _num_sets(case: Case, kv_bytes: int, device: torch.device) -> int:
+    """Sets to rotate over: one where the pool's size is the question; several for ragged batches, whose time depends on where they lie."""
+    if "l2_factor" in case.args["pool"]:
+        return 1
+    ragged = len(set(case.args["seq_lens"])) > 1
+    return kv_pool.num_sets_for(kv_bytes, device, least=_RAGGED_SETS if ragged else 1)
 
 
 class PagedDecode(suite.Suite):
@@ -56,68 +135,81 @@ class PagedDecode(suite.Suite):
     op = "paged_decode_attention"
     impl = _IMPL
     cases = (
-        _case(1, 32768, "float16", "cuda"),
-        _case(8, 8192, "float16", "cuda"),
-        _case(64, 8192, "float16", "cuda"),
-        _case(128, 1024, "float16", "cuda"),
+        uniform(1, 32768, "float16", "cuda"),
+        uniform(8, 8192, "float16", "cuda"),
+        uniform(64, 8192, "float16", "cuda"),
+        uniform(128, 1024, "float16", "cuda"),
         _ragged("float16"),
-        _case(8, 8192, "bfloat16", "cuda", q_dtype="bfloat16"),
-        _case(64, 8192, "float16", "cuda", order="contiguous"),
-        _case(64, 8192, "float16", "cuda", layout="split"),
-        _case(1, 32768, "e4m3", "cuda"),
-        _case(8, 8192, "e4m3", "cuda"),
-        _case(64, 8192, "e4m3", "cuda"),
+        uniform(8, 8192, "bfloat16", "cuda", q_dtype="bfloat16"),
+        uniform(64, 8192, "float16", "cuda", order="contiguous"),
+        uniform(64, 8192, "float16", "cuda", layout="split"),
+        uniform(64, 8192, "float16", "cuda", num_kv_heads=1),
+        uniform(64, 8192, "float16", "cuda", num_kv_heads=1, layout="split"),
+        uniform(64, 8192, "float16", "cuda", head_dim=64),
+        uniform(64, 8192, "float16", "cuda", head_dim=64, layout="split"),
+        uniform(1, 32768, "e4m3", "cuda"),
+        uniform(8, 8192, "e4m3", "cuda"),
+        uniform(64, 8192, "e4m3", "cuda"),
         _ragged("e4m3"),
-        _case(2, 256, "float16", "cpu"),
-        _case(2, 256, "float16", "cpu", order="contiguous"),
-        _case(2, 256, "e4m3", "cpu"),
+        uniform(2, 256, "float16", "cpu"),
+        uniform(2, 256, "float16", "cpu", order="contiguous"),
+        uniform(2, 256, "e4m3", "cpu"),
     )
 
     def build(self, case: Case, device: torch.device) -> Prepared:
-        seq_lens: list[int] = case.args["seq_lens"]
-        tokens = sum(seq_lens)
-        q_dtype = getattr(torch, case.args["q_dtype"])
-        kv_bytes = 2 * tokens * _NUM_KV_HEADS * _HEAD_DIM * kv_pool.pool_dtype(case.args["kv_dtype"]).itemsize
+        return build(case, device)
+
+    @suite.throughput("GB/s")
+    def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
+
+
+class ContiguousCopy(suite.Suite):
+    """What `.contiguous()` of the production input would cost: the K and V of every attended row, gathered by torch.
+
+    Never a part of a decode row; it stands here so that nobody has to guess.
+    """
+
+    op = "contiguous_copy"
+    control = True
+    impl = _COPY_IMPL
+    cases = (
+        Case(
+            label="contiguous-copy B=64 S=8192 float16 combined fragmented cold",
+            bottleneck="write-bandwidth",
+            devices=("cuda",),
+            kv_dtype="float16",
+            args={"batch": 64, "context": 8192},
+        ),
+    )
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
         pool = kv_pool.paged_pool(
-            seq_lens=seq_lens,
+            seq_lens=[case.args["context"]] * case.args["batch"],
             num_kv_heads=_NUM_KV_HEADS,
             head_dim=_HEAD_DIM,
-            kv_dtype=case.args["kv_dtype"],
+            kv_dtype="float16",
             device=device,
-            layout=case.args["layout"],
-            order=case.args["order"],
-            num_sets=kv_pool.num_sets_for(kv_bytes, device),
         )
-        q = kv_pool.random_values((len(seq_lens), _NUM_Q_HEADS, _HEAD_DIM), q_dtype, device, seed=7)
-        outs = [torch.empty_like(q) for _ in pool.row_tables]
-        references = [
-            verify.decode_reference(
-                q, pool.k_rows, pool.v_rows, table, pool.seq_lens, k_scale=pool.k_scale or 1.0, v_scale=pool.v_scale or 1.0
-            )
-            for table in pool.row_tables
-        ]
+        rows = pool.row_tables[0].flatten()
+        outs = [torch.empty(rows.numel(), _NUM_KV_HEADS, _HEAD_DIM, dtype=torch.float16, device=device) for _ in range(2)]
 
-        def call(table: torch.Tensor, out: torch.Tensor) -> Any:
-            return lambda: ops.paged_decode_attention(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, out=out, **pool.scales)
-
-        def poison() -> None:
-            for out in outs:
-                out.fill_(float("nan"))
+        def call() -> None:
+            for pool_rows, out in zip((pool.k_rows, pool.v_rows), outs, strict=True):
+                torch.index_select(pool_rows, 0, rows, out=out)
 
         def check() -> float:
-            return max(verify.check_decode(out, ref, kv_dtype=case.args["kv_dtype"]) for out, ref in zip(outs, references, strict=True))
+            for pool_rows, out in zip((pool.k_rows, pool.v_rows), outs, strict=True):
+                if not torch.equal(out[::_CHECK_STEP], pool_rows[rows[::_CHECK_STEP].long()]):
+                    raise verify.VerificationError(f"{case.label}: a gathered row is not the row of the pool")
+            return 0.0
 
-        index_bytes = 4 * (tokens + len(seq_lens))
+        written = float(sum(out.numel() * out.element_size() for out in outs))
         return Prepared(
-            calls=[call(table, out) for table, out in zip(pool.row_tables, outs, strict=True)],
-            work=Work(
-                flops=4.0 * tokens * _NUM_Q_HEADS * _HEAD_DIM,
-                moved=float(kv_bytes + index_bytes + 2 * q.numel() * q.element_size()),
-            ),
-            poison=poison,
+            calls=[call],
+            work=Work(moved=2 * written + 4.0 * rows.numel(), written=written),
+            poison=lambda: [out.fill_(float("nan")) for out in outs],
             check=check,
-            selection=dispatcher.dispatch(ops.decode_request(q, pool.k_rows, pool.v_rows, pool.row_tables[0], pool.seq_lens)),
-            inputs=[pool.row_tables[0], pool.seq_lens],
         )
 
     @suite.throughput("GB/s")

@@ -11,29 +11,34 @@ timer               for                                                         
 `bench_host`        calls whose cost is the host's                                   perf_counter, a trailing synchronise
 ==================  ===============================================================  ==========================================
 
+On a device the samples come in short bursts with rests between them: sustained load makes the power limit lower the clocks, and the
+reading would depend on what ran before. Every timer measures its own floor, what it reads for nothing, beside the result.
+
 On a CPU device the same calls measure wall time with a cache flush, and the result says so (`Timing.instrument`). Times are in
 microseconds, rates are decimal (1 GB = 1e9 bytes). The first call is never timed: it compiles and tunes.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from asv_bench.environment import collect_environment, last_level_cache_bytes
+from asv_bench.environment import collect_environment
 from asv_bench.lazy import LazyModule
+from asv_bench.quiet import FLUSH_FACTOR, CpuFlush, DeviceFlush, each_cpu, l2_bytes, no_flush, no_synchronise
 from asv_bench.table import CHECK_ORDER, Row, Work, report
+from asv_bench.timing import MIN_SAMPLES, Timing, TimingError, quantile
 
 if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch")
+
+probes: Any = LazyModule("asv_bench.probes")
 
 __all__ = [
     "CHECK_ORDER",
@@ -51,72 +56,24 @@ __all__ = [
     "report",
 ]
 
-PROTOCOL = "t1"
+PROTOCOL = "t2"
 """Version of the timers: raise it with any change that can move a number, so that old results stop being comparable."""
 
-MIN_SAMPLES = 5
+_REP_MS = 64.0
+_BURSTS = 8
+_REST_FACTOR = 3.0
 _MAX_SAMPLES = 1000
-_FLOOR_FACTOR = 1.5
-_WARMUP_MS = 25.0
-_REP_MS = 100.0
 _WALL_REP_MS = 45.0
 _WALL_MAX_SAMPLES = 60
 _GRAPH_TARGET_US = 400.0
-_FLUSH_MIN_BYTES = 64 << 20
+_FLOOR_REP_MS = 10
+_RUN_AHEAD_FACTOR = 3.0
+_HOLD_LIMIT_US = 5e4
+_HOST_REP_MS = 192.0
+_HOST_BLOCKS = 48
+_BLOCK_QUANTILE = 0.2
 
 Call = Callable[[], object]
-
-
-class TimingError(RuntimeError):
-    """A timer could not give an honest number; the message says why."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Result of a timer: samples in microseconds a call, and how they were taken."""
-
-    timer: str
-    instrument: Literal["device", "wall-clock"]
-    samples_us: tuple[float, ...]
-    floor_us: float | None = None
-    l2: Literal["cold", "warm", "untouched"] = "cold"
-
-    @property
-    def median_us(self) -> float:
-        return statistics.median(self.samples_us)
-
-    def quantile_us(self, q: float) -> float:
-        """Sample quantile by linear interpolation."""
-        ordered = sorted(self.samples_us)
-        place = q * (len(ordered) - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-    @property
-    def tick_us(self) -> float:
-        """Resolution of the samples: the clock's on the host, the smallest step between two samples on a device; 0 where none shows."""
-        if self.instrument == "wall-clock":
-            return time.get_clock_info("perf_counter").resolution * 1e6
-        distinct = sorted(set(self.samples_us))
-        return min((high - low for low, high in itertools.pairwise(distinct)), default=0.0)
-
-    @property
-    def near_floor(self) -> bool:
-        """Whether the reading is within 1.5x of what the instrument reads for nothing."""
-        return self.floor_us is not None and self.median_us <= _FLOOR_FACTOR * self.floor_us
-
-    def check(self) -> None:
-        """Refuses a reading that is no number.
-
-        Raises:
-            TimingError: Fewer samples than the minimum, or one that is NaN, infinite, zero or negative.
-        """
-        if len(self.samples_us) < MIN_SAMPLES:
-            raise TimingError(f"{self.timer} took {len(self.samples_us)} samples, fewer than {MIN_SAMPLES}: raise its rep_ms")
-        bad = [s for s in self.samples_us if not math.isfinite(s) or s <= 0]
-        if bad:
-            raise TimingError(f"{self.timer} read {bad[0]!r} us: the timed region holds no work that this instrument can see")
 
 
 def metadata(device: torch.device, *, dtype: str | None = None, shapes: dict[str, object] | None = None) -> dict[str, Any]:
@@ -124,75 +81,65 @@ def metadata(device: torch.device, *, dtype: str | None = None, shapes: dict[str
     return {**collect_environment(device), "dtype": dtype, "shapes": shapes or {}}
 
 
-def bench(fn: Call, *, device: torch.device, warmup_ms: float = _WARMUP_MS, rep_ms: float = _REP_MS, warm: bool = False) -> Timing:
+def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool = False) -> Timing:
     """Times an idempotent call with a cold cache.
 
-    On CUDA: `triton.testing.do_bench`, which flushes the L2 before each call and outside the events. On a CPU: perf_counter around
-    each call, after a write to a buffer of twice the last-level cache.
+    On CUDA: bursts of `triton.testing.do_bench`, which flushes the L2 before each call and outside the events; the flush has to be at
+    least twice the L2. What the host needs to enqueue the call is measured along: where that is longer than the flush which hides it,
+    and the device is not busy three times as long, the result is marked `host_limited`. On a CPU: perf_counter around each call, after
+    a write to a buffer of twice the last-level cache.
 
     Args:
         fn: The call; its first run is not timed.
         device: Where it works.
-        warmup_ms: Time to run before measuring, in milliseconds.
-        rep_ms: Time to measure, in milliseconds.
+        rep_ms: Time to measure, in milliseconds, rests not counted.
         warm: Leaves the cache as the last call left it: an optimistic bound, labelled warm (on CUDA by graph replay of the one call).
     Raises:
-        TimingError: The reading is no number.
+        TimingError: The reading is no number, or the flush is too small for this device.
     """
-    if device.type == "cuda" and warm:
+    if device.type != "cuda":
+        fn()
+        flush = no_flush if warm else CpuFlush()
+        return _checked(Timing("bench", "wall-clock", _wall_samples(fn, flush, rep_ms), l2="warm" if warm else "cold"))
+    if warm:
         # Replayed, because events around an unflushed short call would measure the host's enqueue time.
-        return replace(bench_graph([fn], device=device, rep_ms=rep_ms), l2="warm")
+        return _checked(Timing("bench", "device", *_graph_samples([fn], device, None, rep_ms), l2="warm"))
     fn()
-    if device.type == "cuda":
-        timing = Timing("bench", "device", _cold_samples(fn, warmup_ms, rep_ms))
-    else:
-        flush = _no_flush if warm else _CpuFlush()
-        timing = Timing("bench", "wall-clock", _wall_samples(fn, flush, rep_ms), l2="warm" if warm else "cold")
-    timing.check()
-    return timing
+    flush_us = _flush_us(device)
+    samples = _cold_samples(fn, rep_ms)
+    host_us = _enqueue_us(fn)
+    limited = host_us > flush_us and statistics.median(samples) < _RUN_AHEAD_FACTOR * host_us
+    floor_us = _event_floor_us(device)
+    return _checked(Timing("bench", "device", samples, floor_us, host_us=host_us, host_limited=limited))
 
 
-def bench_graph(calls: Sequence[Call], *, device: torch.device, rep_ms: float = _REP_MS) -> Timing:
+def bench_graph(calls: Sequence[Call], *, device: torch.device, set_bytes: float, rep_ms: float = _REP_MS) -> Timing:
     """Device time of a call without the host's enqueue time: replays a CUDA graph of many calls.
 
-    The calls rotate over working sets that together exceed the L2 several times, which keeps them cold without a flush; the caller
-    builds them so. On a CPU device there is nothing to capture and the calls are measured one by one, as in `bench`.
+    The calls rotate over working sets. Where these together exceed twice the L2, each is cold when its turn comes again, and the
+    graph may pass over them several times; otherwise it passes once and the L2 is flushed before each replay. On a CPU device there is
+    nothing to capture and the calls are measured one by one, as in `bench`.
 
     Args:
         calls: Idempotent calls on different working sets, all with the same cost.
         device: Where they work.
-        rep_ms: Time to measure, in milliseconds.
+        set_bytes: Bytes of device memory that one call touches.
+        rep_ms: Time to measure, in milliseconds, rests not counted.
     Raises:
         TimingError: Nothing was captured, or the reading is no number.
     """
-    for call in calls:
-        call()
     if device.type != "cuda":
-        timing = Timing("bench", "wall-clock", _wall_samples(calls[0], _CpuFlush(), rep_ms))
-        timing.check()
-        return timing
-    torch.cuda.synchronize()
-    single_us = _graph_sample_us(_capture(calls, 1), 3) / len(calls)
-    rounds = max(1, math.ceil(_GRAPH_TARGET_US / max(single_us * len(calls), 1e-3)))
-    graph = _capture(calls, rounds)
-    per_replay = rounds * len(calls)
-    replays = min(_MAX_SAMPLES, max(MIN_SAMPLES * 3, math.ceil(rep_ms * 1e3 / max(single_us * per_replay, 1e-3))))
-    events = [_event_pair() for _ in range(replays)]
-    graph.replay()
-    for start, end in events:
-        start.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    timing = Timing("bench_graph", "device", tuple(s.elapsed_time(e) * 1e3 / per_replay for s, e in events))
-    timing.check()
-    return timing
+        for call in calls:
+            call()
+        return _checked(Timing("bench", "wall-clock", _wall_samples(calls[0], CpuFlush(), rep_ms)))
+    return _checked(Timing("bench_graph", "device", *_graph_samples(calls, device, set_bytes, rep_ms)))
 
 
 def bench_stateful(fn: Call, reset: Call, *, device: torch.device, rounds: int = 50) -> Timing:
     """Times a call that changes state, with a reset before each that is not timed.
 
-    All intervals are enqueued before any is read, so the reset must stay on the device: one that waits for it is refused.
+    All intervals are enqueued, behind a kernel that holds the queue, before any is read, so the reset must stay on the device: one
+    that waits for it is refused.
 
     Args:
         fn: The call.
@@ -206,33 +153,44 @@ def bench_stateful(fn: Call, reset: Call, *, device: torch.device, rounds: int =
     fn()
     if device.type != "cuda":
         samples = []
-        flush = _CpuFlush()
+        flush = CpuFlush()
         for _ in range(rounds):
             reset()
             flush()
             start_s = time.perf_counter()
             fn()
             samples.append((time.perf_counter() - start_s) * 1e6)
-        timing = Timing("bench_stateful", "wall-clock", tuple(samples))
-        timing.check()
-        return timing
+        return _checked(Timing("bench_stateful", "wall-clock", tuple(samples)))
+    floor_us = _event_floor_us(device)
+
+    def step() -> None:
+        _reset_without_sync(reset)
+        fn()
+
+    host_us = _enqueue_us(step)
     events = [_event_pair() for _ in range(rounds)]
     torch.cuda.synchronize()
+    hold_us = min(2 * rounds * host_us, _HOLD_LIMIT_US)
+    _hold(device, hold_us)
+    began_s = time.perf_counter()
     for start, end in events:
         _reset_without_sync(reset)
         start.record()
         fn()
         end.record()
+    enqueued_us = (time.perf_counter() - began_s) * 1e6
     torch.cuda.synchronize()
-    timing = Timing("bench_stateful", "device", tuple(s.elapsed_time(e) * 1e3 for s, e in events), l2="untouched")
-    timing.check()
-    return timing
+    samples_us = tuple(s.elapsed_time(e) * 1e3 for s, e in events)
+    limited = enqueued_us > hold_us
+    return _checked(Timing("bench_stateful", "device", samples_us, floor_us, l2="untouched", host_us=host_us, host_limited=limited))
 
 
-def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS) -> Timing:
+def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _HOST_REP_MS) -> Timing:
     """Times what the host waits for: perf_counter around the call and a trailing synchronise, which is part of the reading.
 
-    The floor, `bench_host(lambda: None)`, is measured along and printed beside results that come near it.
+    A host core is shared with neighbours, who slow it down for milliseconds at a time. So the calls are timed in short blocks spread
+    over all the CPUs that the process may use; a block's sample is its lower quintile, the reading the first decile of the blocks: the
+    cost on a host that is left alone. The floor, `bench_host(lambda: None)`, is measured in the same blocks by the same estimator.
 
     Args:
         fn: The call.
@@ -242,34 +200,40 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
     Raises:
         TimingError: The reading is no number.
     """
-    sync = torch.cuda.synchronize if device.type == "cuda" else _no_flush
+    sync = torch.cuda.synchronize if device.type == "cuda" else no_flush
     if reset is not None:
         reset()
     fn()
-    floor = statistics.median(_host_samples(_no_flush, None, sync, rep_ms / 20))
-    timing = Timing("bench_host", "wall-clock", _host_samples(fn, reset, sync, rep_ms), floor_us=floor, l2="untouched")
+    samples, floors = [], []
+    budget_ms = min(rep_ms, _WALL_REP_MS) if device.type != "cuda" else rep_ms
+    for _ in each_cpu(_HOST_BLOCKS):
+        floors.append(quantile(_host_samples(no_flush, None, sync, 0.0), _BLOCK_QUANTILE))
+        samples.append(quantile(_host_samples(fn, reset, sync, budget_ms / _HOST_BLOCKS), _BLOCK_QUANTILE))
+    floor = Timing("bench_host", "wall-clock", tuple(floors), estimator="quiet").reading_us
+    return _checked(Timing("bench_host", "wall-clock", tuple(samples), floor_us=floor, l2="untouched", estimator="quiet"))
+
+
+def _checked(timing: Timing) -> Timing:
     timing.check()
     return timing
 
 
-def _no_flush() -> None:
-    return None
+def _bursts() -> Iterator[None]:
+    """Yields once a burst, and lets the device rest in between, three times as long as the burst took."""
+    for burst in range(_BURSTS):
+        began_s = time.perf_counter()
+        yield
+        if burst < _BURSTS - 1:
+            torch.cuda.synchronize()
+            time.sleep(_REST_FACTOR * (time.perf_counter() - began_s))
 
 
-class _CpuFlush:
-    """Writes a buffer of twice the last-level cache."""
-
-    def __init__(self) -> None:
-        self._buffer = torch.zeros(max(_FLUSH_MIN_BYTES, 2 * last_level_cache_bytes()) // 8, dtype=torch.int64)
-
-    def __call__(self) -> None:
-        self._buffer.fill_(1)
-
-
-def _cold_samples(fn: Call, warmup_ms: float, rep_ms: float) -> tuple[float, ...]:
+def _cold_samples(fn: Call, rep_ms: float) -> tuple[float, ...]:
     import triton.testing
 
-    times_ms = triton.testing.do_bench(fn, warmup=int(warmup_ms), rep=int(rep_ms), return_mode="all")
+    times_ms: list[float] = []
+    for _ in _bursts():
+        times_ms += triton.testing.do_bench(fn, warmup=1, rep=max(1, round(rep_ms / _BURSTS)), return_mode="all")
     return tuple(t * 1e3 for t in times_ms)
 
 
@@ -285,10 +249,10 @@ def _wall_samples(fn: Call, flush: Call, rep_ms: float) -> tuple[float, ...]:
     return tuple(samples)
 
 
-def _host_samples(fn: Call, reset: Call | None, sync: Call, rep_ms: float) -> tuple[float, ...]:
+def _host_samples(fn: Call, reset: Call | None, sync: Call, rep_ms: float) -> list[float]:
     samples: list[float] = []
     began_s = time.perf_counter()
-    while len(samples) < MIN_SAMPLES * 4 or (time.perf_counter() - began_s < rep_ms * 1e-3 and len(samples) < _MAX_SAMPLES):
+    while len(samples) < MIN_SAMPLES or (time.perf_counter() - began_s < rep_ms * 1e-3 and len(samples) < _MAX_SAMPLES):
         if reset is not None:
             reset()
         sync()
@@ -296,13 +260,44 @@ def _host_samples(fn: Call, reset: Call | None, sync: Call, rep_ms: float) -> tu
         fn()
         sync()
         samples.append((time.perf_counter() - start_s) * 1e6)
-    return tuple(samples)
+    return samples
 
 
-def _capture(calls: Sequence[Call], rounds: int) -> torch.cuda.CUDAGraph:
+def _graph_samples(calls: Sequence[Call], device: torch.device, set_bytes: float | None, rep_ms: float) -> tuple[tuple[float, ...], float]:
+    """Samples in us a call and the floor; `set_bytes` None leaves the L2 as it is."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    rotates = set_bytes is None or set_bytes * len(calls) >= FLUSH_FACTOR * l2_bytes(device)
+    flush = no_flush if rotates else DeviceFlush(device)
+    graph = _capture(calls, 1)
+    replay_us = _graph_sample_us(graph, 3)
+    passes = 1
+    if rotates:
+        passes = max(1, math.ceil(_GRAPH_TARGET_US / max(replay_us, 1e-3)))
+        if passes > 1:
+            graph = _capture(calls, passes)
+    per_replay = passes * len(calls)
+    replays = max(2, min(_MAX_SAMPLES // _BURSTS, round(rep_ms * 1e3 / _BURSTS / max(replay_us * passes, 1e-3))))
+    samples = []
+    for _ in _bursts():
+        flush()
+        graph.replay()
+        events = [_event_pair() for _ in range(replays)]
+        for start, end in events:
+            flush()
+            start.record()
+            graph.replay()
+            end.record()
+        torch.cuda.synchronize()
+        samples += [s.elapsed_time(e) * 1e3 / per_replay for s, e in events]
+    return tuple(samples), _graph_floor_us(device, 1 << (per_replay - 1).bit_length())
+
+
+def _capture(calls: Sequence[Call], passes: int) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(rounds):
+        for _ in range(passes):
             for call in calls:
                 call()
     return graph
@@ -324,17 +319,66 @@ def _graph_sample_us(graph: torch.cuda.CUDAGraph, replays: int) -> float:
     return float(start.elapsed_time(end)) * 1e3 / replays
 
 
+def _enqueue_us(fn: Call) -> float:
+    """Time in which the host enqueues one call while the device is behind."""
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(2 * MIN_SAMPLES):
+        start_s = time.perf_counter()
+        fn()
+        samples.append((time.perf_counter() - start_s) * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(samples)
+
+
+@functools.cache
+def _flush_us(device: torch.device) -> float:
+    """How long the flush of `do_bench` keeps the device busy.
+
+    Raises:
+        TimingError: It is smaller than twice the L2, so that it would leave a part of the working set there.
+    """
+    import triton
+
+    driver = triton.runtime.driver.active
+    cache = driver.get_empty_cache_for_benchmark()
+    size = cache.numel() * cache.element_size()
+    if size < FLUSH_FACTOR * l2_bytes(device):
+        raise TimingError(
+            f"bench: do_bench flushes with {size >> 20} MiB, and the L2 of this device has {l2_bytes(device) >> 20} MiB: use bench_graph"
+        )
+    events = [_event_pair() for _ in range(2 * MIN_SAMPLES)]
+    for start, end in events:
+        start.record()
+        driver.clear_cache(cache)
+        end.record()
+    torch.cuda.synchronize()
+    return float(statistics.median(s.elapsed_time(e) * 1e3 for s, e in events))
+
+
+@functools.cache
+def _event_floor_us(device: torch.device) -> float:
+    """What events around a kernel that does nothing read."""
+    import triton.testing
+
+    out = torch.zeros(1, dtype=torch.int64, device=device)
+    return float(triton.testing.do_bench(lambda: probes.nothing(out), warmup=1, rep=_FLOOR_REP_MS, return_mode="median")) * 1e3
+
+
+@functools.cache
+def _graph_floor_us(device: torch.device, calls: int) -> float:
+    """What a graph of `calls` kernels that do nothing reads for one of them."""
+    out = torch.zeros(1, dtype=torch.int64, device=device)
+    probes.nothing(out)
+    graph = _capture([lambda: probes.nothing(out)], calls)
+    return statistics.median(_graph_sample_us(graph, 1) for _ in range(MIN_SAMPLES)) / calls
+
+
+def _hold(device: torch.device, hold_us: float) -> None:
+    """Keeps the device busy while the host enqueues."""
+    probes.spin(torch.empty(1, dtype=torch.int64, device=device), round(hold_us * 1e3))
+
+
 def _reset_without_sync(reset: Call) -> None:
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch says at each switch that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            reset()
-        except RuntimeError as error:
-            if "synchron" not in str(error):
-                raise
-            message = "bench_stateful: the reset waits for the device; keep it there (no .item(), no nonzero, no copy back)"
-            raise TimingError(message) from error
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+    with no_synchronise("bench_stateful: the reset waits for the device; keep it there (no .item(), no nonzero, no copy back)"):
+        reset()

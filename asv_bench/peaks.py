@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import bench
+from asv_bench.table import Ceilings
 
 if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch")
+
+probes: Any = LazyModule("asv_bench.probes")
 
 _TENSOR_TFLOP_PER_S = {
     # Dense rates without sparsity, from the vendors' data sheets; add a device here rather than guess.
@@ -23,8 +27,10 @@ _TENSOR_TFLOP_PER_S = {
     ("NVIDIA A10", "bfloat16"): 125.0,
     ("NVIDIA A10", "float16"): 125.0,
 }
-_CEILING_BYTES = 1 << 30
+_CEILING_BYTES = 4 << 30
+_CEILING_MEMORY_SHARE = 8
 _CPU_CEILING_BYTES = 32 << 20
+_CEILING_REP_MS = 24.0
 
 
 def memory_peak_gb_per_s(device: torch.device) -> float | None:
@@ -47,10 +53,29 @@ def tensor_peak_tflop_per_s(device_name: str, dtype: str) -> float | None:
     return _TENSOR_TFLOP_PER_S.get((device_name, dtype))
 
 
-def copy_ceiling_gb_per_s(device: torch.device) -> float:
-    """Rate of a large vendor copy on this device now, bytes read plus bytes written."""
-    size = _CEILING_BYTES if device.type == "cuda" else _CPU_CEILING_BYTES
+def measured_ceilings(device: torch.device) -> Ceilings:
+    """Rates of a large read, fill and copy on this device now: what a kernel without arithmetic reaches.
+
+    On CUDA the read is a Triton kernel of our own (torch's reductions are slower), the others are torch's `fill_` and `copy_`. On a
+    CPU all three are torch's.
+    """
+    size = _CPU_CEILING_BYTES
+    if device.type == "cuda":
+        size = min(_CEILING_BYTES, torch.cuda.get_device_properties(device).total_memory // _CEILING_MEMORY_SHARE >> 20 << 20)
     source = torch.ones(size // 4, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    timing = bench(lambda: target.copy_(source), device=device, rep_ms=30)
-    return 2 * size / timing.median_us / 1e3
+
+    def rate(call: Callable[[], object], moved: float) -> float:
+        timing = bench(call, device=device, rep_ms=_CEILING_REP_MS)
+        return moved / timing.reading_us / 1e3
+
+    return Ceilings(
+        read=rate(_reader(source), size), write=rate(lambda: target.fill_(7), size), copy=rate(lambda: target.copy_(source), 2 * size)
+    )
+
+
+def _reader(source: torch.Tensor) -> Callable[[], object]:
+    if source.device.type != "cuda":
+        return source.max
+    out = torch.empty(source.numel() // (probes.READ_BLOCK * probes.READ_UNROLL), dtype=torch.int32, device=source.device)
+    return lambda: probes.read(source, out)

@@ -14,6 +14,9 @@ CHECK_ORDER = (
 )
 """What to check, in this order, before a row above 100 % of peak is believed."""
 
+STALE_FACTOR = 1.02
+"""Over this share of a measured ceiling, the ceiling is at fault."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -22,10 +25,35 @@ class Work:
     Args:
         flops: Floating-point operations, or None where they are not the point.
         moved: Bytes read plus bytes written in device memory, or None. Split-K partials and other scratch do not count.
+        written: The part of `moved` that is written, or None where nobody says; it chooses the measured ceiling.
     """
 
     flops: float | None = None
     moved: float | None = None
+    written: float | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates that plain vendor or probe kernels reached on this device in this process, in GB/s.
+
+    Args:
+        read: Reading alone.
+        write: Writing alone.
+        copy: Bytes read plus bytes written of a copy.
+    """
+
+    read: float
+    write: float
+    copy: float
+
+    def rate(self, work: Work) -> float | None:
+        """The ceiling for the mix of bytes of `work`: as many reads as writes at the copy rate, the rest at its own."""
+        if work.moved is None or work.written is None or not work.moved:
+            return None
+        read, written = work.moved - work.written, work.written
+        both = min(read, written)
+        return work.moved / (2 * both / self.copy + (read - both) / self.read + (written - both) / self.write)
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,7 @@ class Row:
         work: Theoretical cost of the call.
         bottleneck: Class of the row; launch and host rows have no share of a bandwidth.
         peak_gb_per_s, peak_tflop_per_s: Peaks of the device, or None where they are not known.
-        copy_gb_per_s: Copy rate measured in the same run, or None.
+        ceilings: Rates measured in the same process, or None.
         max_abs_diff: Largest difference from the reference, None for a control.
         flags: Marks such as WARM or FLOOR.
     """
@@ -51,7 +79,7 @@ class Row:
     bottleneck: str = "read-bandwidth"
     peak_gb_per_s: float | None = None
     peak_tflop_per_s: float | None = None
-    copy_gb_per_s: float | None = None
+    ceilings: Ceilings | None = None
     max_abs_diff: float | None = None
     flags: tuple[str, ...] = ()
 
@@ -86,10 +114,37 @@ class Row:
 
     @property
     def copy_fraction(self) -> float | None:
-        """Share of the copy rate measured in the same run."""
-        if not self.bandwidth_bound or "WARM" in self.flags or self.gb_per_s is None or self.copy_gb_per_s is None:
+        """Share of the copy rate measured in the same process."""
+        if not self._scored or self.gb_per_s is None or self.ceilings is None:
             return None
-        return self.gb_per_s / self.copy_gb_per_s
+        return self.gb_per_s / self.ceilings.copy
+
+    @property
+    def ceiling_fraction(self) -> float | None:
+        """Share of the rate that the same process measured for this mix of reads and writes."""
+        ceiling = None if self.ceilings is None else self.ceilings.rate(self.work)
+        if not self._scored or self.gb_per_s is None or ceiling is None:
+            return None
+        return self.gb_per_s / ceiling
+
+    @property
+    def stale_ceiling(self) -> bool:
+        """Whether the row beats the measured ceiling by more than 2 %: then the ceiling is not what the device can do.
+
+        Only where the peak is known: the ceilings of a shared CPU are as noisy as the rows.
+        """
+        if self.peak_gb_per_s is None or self.ceiling_fraction is None or self.violation:
+            return False
+        return self.ceiling_fraction > STALE_FACTOR
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The flags, with what the figures themselves show."""
+        return (*self.flags, *(("STALE-CEILING",) if self.stale_ceiling else ()), *(("VIOLATION",) if self.violation else ()))
+
+    @property
+    def _scored(self) -> bool:
+        return self.bandwidth_bound and "WARM" not in self.flags
 
     @property
     def violation(self) -> bool:
@@ -103,7 +158,7 @@ def report(rows: Sequence[Row], *, floor_us: float | None = None) -> str:
         rows: In the order to print.
         floor_us: Reading of `bench_host` for nothing, printed beside host rows; it includes the trailing synchronise.
     """
-    head = ("case", "kernel", "throughput", "latency", "of peak", "of copy", "max |diff|", "flags")
+    head = ("case", "kernel", "throughput", "latency", "of peak", "of ceiling", "max |diff|", "flags")
     lines = [head]
     for row in rows:
         lines.append(
@@ -113,9 +168,9 @@ def report(rows: Sequence[Row], *, floor_us: float | None = None) -> str:
                 _throughput(row),
                 f"{row.us:,.2f} us",
                 _percent(row.peak_fraction),
-                _percent(row.copy_fraction),
+                _percent(row.ceiling_fraction),
                 "" if row.max_abs_diff is None else f"{row.max_abs_diff:.2e}",
-                " ".join((*row.flags, *(("VIOLATION",) if row.violation else ()))),
+                " ".join(row.marks),
             )
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -130,6 +185,10 @@ def report(rows: Sequence[Row], *, floor_us: float | None = None) -> str:
         if row.violation and row.peak_fraction is not None:
             text.append(f"VIOLATION: {row.case} reads {row.peak_fraction:.1%} of peak, which no kernel can. Check, in this order:")
             text.extend(f"  {n}. {item}" for n, item in enumerate(CHECK_ORDER, 1))
+        elif row.stale_ceiling and row.ceiling_fraction is not None:
+            text.append(
+                f"STALE-CEILING: {row.case} reads {row.ceiling_fraction:.1%} of the measured ceiling: mend asv_bench/peaks.py's probe"
+            )
     return "\n".join(text) + "\n"
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import json
@@ -78,11 +79,11 @@ class Bench:
         self.device = device
         self.environment = collect_environment(device)
         self.memory_peak_gb_per_s = peaks.memory_peak_gb_per_s(device)
-        self.copy_gb_per_s = peaks.copy_ceiling_gb_per_s(device)
+        self.ceilings = peaks.measured_ceilings(device)
         self.release()
 
     def header(self) -> dict[str, Any]:
-        ceilings = {"copy_gb_per_s": self.copy_gb_per_s}
+        ceilings = {f"{name}_gb_per_s": rate for name, rate in dataclasses.asdict(self.ceilings).items()}
         if self.memory_peak_gb_per_s is not None:
             ceilings["memory_peak_gb_per_s"] = self.memory_peak_gb_per_s
         return {
@@ -143,8 +144,14 @@ class Bench:
         if bottleneck == "host" or (bottleneck == "launch" and self.device.type == "cpu"):
             return bench_host(prepared.calls[0], prepared.reset, device=self.device)
         if self.device.type == "cuda" and self._shortest_us(prepared) < _LONG_CALL_US:
-            return bench_graph(prepared.calls, device=self.device)
-        return bench(prepared.calls[0], device=self.device)
+            return bench_graph(prepared.calls, device=self.device, set_bytes=prepared.work.moved or 0.0)
+        timing = bench(prepared.calls[0], device=self.device)
+        if timing.host_limited:
+            raise TimingError(
+                f"HOST-LIMITED: a call that reads {timing.reading_us:.0f} us takes the host {timing.host_us:.0f} us to enqueue, longer than"
+                " the flush that hides it; time it with bench_graph, or class it host"
+            )
+        return timing
 
     def _shortest_us(self, prepared: Prepared) -> float:
         """What the call takes at the device's best, from its bytes and FLOPs; 0 where neither bounds it."""
@@ -159,17 +166,8 @@ class Bench:
             flags.append("FLOOR")
         if timing.l2 == "warm":
             flags.append("WARM")
-        table_row = Row(
-            impl,
-            case.label,
-            timing.median_us,
-            prepared.work,
-            bottleneck=case.bottleneck,
-            peak_gb_per_s=self.memory_peak_gb_per_s,
-            peak_tflop_per_s=peaks.tensor_peak_tflop_per_s(self.environment["device"]["name"], str(case.args.get("dtype"))),
-            copy_gb_per_s=self.copy_gb_per_s,
-            max_abs_diff=None if row.suite.control else difference,
-            flags=tuple(flags),
+        table_row = self._table_row(
+            row, impl, timing.reading_us, prepared.work, max_abs_diff=None if row.suite.control else difference, flags=tuple(flags)
         )
         value = {"GB/s": table_row.gb_per_s, "TFLOP/s": table_row.tflop_per_s, "calls/s": table_row.calls_per_s}[row.suite.unit]
         status, reason = "ok", None
@@ -180,24 +178,46 @@ class Bench:
             "reason": reason,
             "impl": impl,
             "value": value,
-            "latency_us": timing.median_us,
+            "latency_us": timing.reading_us,
             "quantiles_us": [timing.quantile_us(0.2), timing.quantile_us(0.8)],
             "samples": len(timing.samples_us),
             "timer": timing.timer,
             "instrument": timing.instrument,
             "floor_us": timing.floor_us,
+            "estimator": timing.estimator,
+            "host_us": timing.host_us,
             "tick_us": timing.tick_us,
             "l2": timing.l2,
-            "work": {"flops": prepared.work.flops, "moved_bytes": prepared.work.moved},
+            "work": {"flops": prepared.work.flops, "moved_bytes": prepared.work.moved, "written_bytes": prepared.work.written},
             "gb_per_s": table_row.gb_per_s if table_row.bandwidth_bound else None,
             "tflop_per_s": table_row.tflop_per_s,
             "peak_fraction": table_row.peak_fraction,
             "copy_fraction": table_row.copy_fraction,
+            "ceiling_fraction": table_row.ceiling_fraction,
             "max_abs_diff": table_row.max_abs_diff,
             "explain": "" if prepared.selection is None else prepared.selection.explain(),
-            "flags": list(table_row.flags),
+            "flags": [mark for mark in table_row.marks if mark != "VIOLATION"],
             "input_hash": _hash(prepared),
         }
+
+    def _table_row(self, row: SuiteRow, impl: str, us: float, work: microbench.Work, **more: Any) -> Row:
+        return Row(
+            impl,
+            row.case.label,
+            us,
+            work,
+            bottleneck=row.case.bottleneck,
+            peak_gb_per_s=self.memory_peak_gb_per_s,
+            peak_tflop_per_s=peaks.tensor_peak_tflop_per_s(self.environment["device"]["name"], str(row.case.args.get("dtype"))),
+            ceilings=self.ceilings,
+            **more,
+        )
+
+    def table_row(self, row: SuiteRow, record: dict[str, Any]) -> Row:
+        """The table's line of a row that was measured here, from its record."""
+        work = microbench.Work(record["work"]["flops"], record["work"]["moved_bytes"], record["work"]["written_bytes"])
+        flags = tuple(flag for flag in record["flags"] if flag != "STALE-CEILING")
+        return self._table_row(row, record["impl"], record["latency_us"], work, max_abs_diff=record["max_abs_diff"], flags=flags)
 
 
 def _checked_anew(prepared: Prepared) -> float:
@@ -271,19 +291,7 @@ def run_script(rows: list[SuiteRow], *, title: str) -> int:
             continue
         floor_us = record["floor_us"] or floor_us
         explained.setdefault((record["impl"], record["kv_dtype"]), (row.case.label, record["explain"]))
-        table.append(
-            Row(
-                record["impl"],
-                row.case.label,
-                record["latency_us"],
-                microbench.Work(record["work"]["flops"], record["work"]["moved_bytes"]),
-                bottleneck=row.case.bottleneck,
-                peak_gb_per_s=machine.memory_peak_gb_per_s,
-                copy_gb_per_s=machine.copy_gb_per_s,
-                max_abs_diff=record["max_abs_diff"],
-                flags=tuple(record["flags"]),
-            )
-        )
+        table.append(machine.table_row(row, record))
     print(microbench.report(table, floor_us=floor_us), end="")
     for label, text in explained.values():
         if text:

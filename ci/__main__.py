@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ci import baseline as baselines
 from ci import gate as gating
-from ci import run, tables
+from ci import run, spread, tables
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
     table = commands.add_parser("table", help="print every row of kept runs as Markdown")
     table.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
+    table.add_argument("--spread", action="store_true", help="print how far fresh processes differ, instead")
 
     baseline = commands.add_parser("baseline", help="record or show a baseline")
     actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -266,7 +267,7 @@ def _record(options: argparse.Namespace, console: Console) -> int:
 
 
 def _table(options: argparse.Namespace, console: Console) -> int:
-    sys.stdout.write(tables.table(options.runs))
+    sys.stdout.write(spread.spread_table(options.runs) if options.spread else tables.table(options.runs))
     return int(ExitCode.PASS)
 
 

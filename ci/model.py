@@ -93,6 +93,12 @@ class RowRecord:
     atol: float | None = None
     tick_us: float | None = None
     """Resolution of the timer for one call, where the process knows it."""
+    estimator: str | None = None
+    """How the latency is made from the samples: "median", or "quiet" (the first decile of the blocks of a host timer)."""
+    host_us: float | None = None
+    """Time in which the host enqueues a call, where the timer measured it."""
+    ceiling_fraction: float | None = None
+    """Share of the rate that the same process measured for the row's mix of reads and writes."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class WorkFile(msgspec.Struct, frozen=True):
 
     flops: NonNegative | None = None
     moved_bytes: NonNegative | None = None
+    written_bytes: NonNegative | None = None
 
 
 class RowFile(msgspec.Struct, frozen=True):
@@ -54,12 +55,15 @@ class RowFile(msgspec.Struct, frozen=True):
     instrument: Literal["device", "wall-clock", ""] | None = None
     floor_us: NonNegative | None = None
     tick_us: NonNegative | None = None
+    estimator: str | None = None
+    host_us: NonNegative | None = None
     l2: str | None = None
     work: WorkFile | None = None
     gb_per_s: NonNegative | None = None
     tflop_per_s: NonNegative | None = None
     peak_fraction: NonNegative | None = None
     copy_fraction: NonNegative | None = None
+    ceiling_fraction: NonNegative | None = None
     max_abs_diff: NonNegative | None = None
     rtol: NonNegative | None = None
     atol: NonNegative | None = None
@@ -126,6 +130,9 @@ def _row(row: RowFile, process: str, source: Path) -> RowRecord:
         rtol=row.rtol,
         atol=row.atol,
         tick_us=row.tick_us,
+        estimator=row.estimator,
+        host_us=row.host_us,
+        ceiling_fraction=row.ceiling_fraction,
     )
 
 

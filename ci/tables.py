@@ -22,6 +22,7 @@ _TITLES = {
     "control": "Controls",
     "other": "Other",
 }
+_SHARES = ("peak_fraction", "ceiling_fraction", "copy_fraction")
 _WITHOUT_SHARES = ("kv-write-decode", "allocator")
 
 
@@ -50,12 +51,16 @@ def _heading(processes: Sequence[ProcessRecord]) -> str:
     assert isinstance(device, dict)
     boots = {process.environment.get("boot_id") for process in processes}
     peak = statistics.median(p.ceilings.get("memory_peak_gb_per_s", 0.0) for p in processes)
-    copy = statistics.median(p.ceilings["copy_gb_per_s"] for p in processes)
+    rates = ", ".join(
+        f"{name} {statistics.median(p.ceilings[f'{name}_gb_per_s'] for p in processes):,.0f} GB/s"
+        for name in ("read", "write", "copy")
+        if all(f"{name}_gb_per_s" in p.ceilings for p in processes)
+    )
     days = sorted({process.started_at[:10] for process in processes})
     return (
         f"{device['name']}, driver {known['driver']}, CUDA {known['cuda']}, torch {known['torch']}, triton {known['triton']}, commit"
         f" {processes[-1].commit[:12]}, {' to '.join(days)}: medians of {len(processes)} processes on {len(boots)} boots. Memory peak"
-        f" {peak:,.0f} GB/s from the device's properties, measured copy rate {copy:,.0f} GB/s (bytes read plus bytes written)."
+        f" {peak:,.0f} GB/s from the device's properties; measured ceilings: {rates} (bytes read plus bytes written)."
     )
 
 
@@ -65,7 +70,7 @@ def _section(groups: Iterable[list[RowRecord]], *, shares: bool) -> str:
         "kernel",
         "throughput",
         "latency",
-        *(["of peak", "of copy"] if shares else []),
+        *(["of peak", "of ceiling", "of copy"] if shares else []),
         "between processes",
         "max abs diff",
         "timer",
@@ -75,7 +80,7 @@ def _section(groups: Iterable[list[RowRecord]], *, shares: bool) -> str:
         last = records[-1]
         values = [record.value for record in records if record.value is not None]
         latencies = [record.latency_us for record in records if record.latency_us is not None]
-        share = [_median_percent([getattr(r, name) for r in records]) for name in ("peak_fraction", "copy_fraction")] if shares else []
+        share = [_median_percent([getattr(r, name) for r in records]) for name in _SHARES] if shares else []
         lines.append(
             [
                 ", ".join(last.key.params),

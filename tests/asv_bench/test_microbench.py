@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from asv_bench import microbench
+from asv_bench import microbench, quiet
 from asv_bench.microbench import (
     CHECK_ORDER,
     MIN_SAMPLES,
@@ -26,6 +28,8 @@ from asv_bench.microbench import (
     bench_stateful,
     report,
 )
+from asv_bench.table import Ceilings
+from asv_bench.timing import quantile
 
 CPU = torch.device("cpu")
 GOLD = Path(__file__).parent / "gold"
@@ -36,9 +40,9 @@ def _row(**changes: Any) -> Row:
         "impl": "triton_paged_decode",
         "case": "decode B=8 S=8192 float16",
         "us": 80.0,
-        "work": Work(flops=1.0e9, moved=2.684e8),
+        "work": Work(flops=1.0e9, moved=2.684e8, written=0.0),
         "peak_gb_per_s": 4814.0,
-        "copy_gb_per_s": 4250.0,
+        "ceilings": Ceilings(read=4500.0, write=4650.0, copy=4250.0),
         "max_abs_diff": 1.2e-4,
     }
     return Row(**{**known, **changes})
@@ -84,7 +88,7 @@ def test_r55_launch_and_host_rows_have_no_share_of_a_bandwidth(bottleneck: str) 
 
 
 def test_r25_an_unknown_peak_gives_a_rate_without_a_percentage() -> None:
-    row = _row(peak_gb_per_s=None, copy_gb_per_s=None)
+    row = _row(peak_gb_per_s=None, ceilings=None)
     assert row.peak_fraction is None
     assert "%" not in report([row])
     assert "GB/s" in report([row])
@@ -131,7 +135,7 @@ def test_r99_a_reading_near_the_floor_says_so() -> None:
 
 def test_bench_on_a_cpu_flushes_before_each_call_and_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(microbench, "_CpuFlush", lambda: lambda: events.append("flush"))
+    monkeypatch.setattr(microbench, "CpuFlush", lambda: lambda: events.append("flush"))
     timing = bench(lambda: events.append("call"), device=CPU, rep_ms=1)
     assert timing.instrument == "wall-clock"
     assert timing.l2 == "cold"
@@ -193,6 +197,9 @@ class FakeCuda:
             set_sync_debug_mode=self._set_mode,
         )
         monkeypatch.setattr(microbench, "torch", SimpleNamespace(cuda=cuda))
+        monkeypatch.setattr(quiet, "torch", SimpleNamespace(cuda=cuda))
+        monkeypatch.setattr(microbench, "_event_floor_us", lambda device: 2.0)
+        monkeypatch.setattr(microbench, "_hold", lambda device, hold_us: self.log.append("hold"))
 
     def _set_mode(self, mode: Any) -> None:
         self.mode = mode
@@ -204,7 +211,7 @@ def test_r32_r37_stateful_intervals_are_all_enqueued_before_any_is_read(monkeypa
     log = fake.log
     timing = bench_stateful(lambda: log.append("call"), lambda: log.append("reset"), device=torch.device("cuda"), rounds=8)
     assert timing.samples_us == pytest.approx((7.0,) * 8)
-    timed = log[log.index("sync") + 1 :]
+    timed = log[log.index("hold") + 1 :]
     assert timed[: 8 * 4] == ["reset", "record", "call", "record"] * 8
     assert timed[8 * 4] == "sync"
     assert timed.count("sync") == 1
@@ -228,7 +235,7 @@ def test_r17_nothing_else_in_asv_bench_reads_a_clock(root: Path) -> None:
     clocks = {"perf_counter", "perf_counter_ns", "Event", "do_bench", "elapsed_time", "process_time", "timeit"}
     found = []
     for path in sorted((root / "asv_bench").glob("*.py")):
-        if path.name != "microbench.py":
+        if path.name not in ("microbench.py", "demonstrations.py"):  # the latter shows the mistakes on purpose
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found += [f"{path.name}: {n.attr}" for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in clocks]
     assert found == []
@@ -243,6 +250,151 @@ def test_r12_r13_metadata_names_what_reproduces_a_row(monkeypatch: pytest.Monkey
     assert data["torch"] == torch.__version__
     assert data["env_vars"]["RAPID_LLM_FORCE_BACKEND"] == "torch"
     assert {"driver", "cuda", "triton", "python", "commit", "boot_id", "state"} <= data.keys()
+
+
+def test_the_ceiling_follows_the_mix_of_bytes() -> None:
+    ceilings = Ceilings(read=4500.0, write=4600.0, copy=4200.0)
+    assert ceilings.rate(Work(moved=1e9, written=0.0)) == pytest.approx(4500.0)
+    assert ceilings.rate(Work(moved=1e9, written=1e9)) == pytest.approx(4600.0)
+    assert ceilings.rate(Work(moved=1e9, written=5e8)) == pytest.approx(4200.0)
+    # 2 bytes read and 1 written: 2/3 at the copy rate, 1/3 at the read rate
+    assert ceilings.rate(Work(moved=3e9, written=1e9)) == pytest.approx(3 / (2 / 4200.0 + 1 / 4500.0))
+    assert ceilings.rate(Work(moved=1e9)) is None
+    assert ceilings.rate(Work(flops=1e9)) is None
+
+
+def test_a_row_over_102_percent_of_a_measured_ceiling_says_that_the_ceiling_is_stale_and_is_no_violation() -> None:
+    at = _row(us=2.684e8 / 4500.0 / 1e3)
+    assert at.ceiling_fraction == pytest.approx(1.0)
+    assert "STALE-CEILING" not in report([_row(us=at.us / 1.019)])
+    over = _row(us=at.us / 1.021)
+    assert "STALE-CEILING" in report([over])
+    assert not over.violation
+    assert "STALE-CEILING" not in report([_row(us=at.us / 1.5, peak_gb_per_s=None)])
+
+
+def test_a_device_reading_under_that_of_an_empty_kernel_is_refused() -> None:
+    with pytest.raises(TimingError, match="launches nothing"):
+        Timing("bench_graph", "device", (0.1,) * 9, floor_us=0.68).check()
+    Timing("bench_graph", "device", (0.66,) * 9, floor_us=0.68).check()
+    Timing("bench_host", "wall-clock", (0.1,) * 9, floor_us=0.68).check()
+
+
+def test_the_quiet_estimator_is_the_first_decile_and_the_others_the_median() -> None:
+    samples = tuple(float(v) for v in range(11))
+    assert Timing("bench_host", "wall-clock", samples, estimator="quiet").reading_us == 1.0
+    assert Timing("bench", "device", samples).reading_us == 5.0
+    assert quantile([3.0], 0.1) == 3.0
+
+
+def test_bench_host_reads_the_undisturbed_cost_on_a_host_that_is_slowed_down_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 20 us and of 35 us in a mix of 45 to 55, as on a shared host: the reading stays at 20."""
+    blocks = iter([35.0 if n % 20 < 11 else 20.0 for n in range(1000)])
+
+    def samples(fn: object, reset: object, sync: object, rep_ms: float) -> list[float]:
+        return [1.0] * 5 if fn is microbench.no_flush else [next(blocks)] * 5
+
+    monkeypatch.setattr(microbench, "_host_samples", samples)
+    timing = bench_host(lambda: None, device=CPU)
+    assert timing.reading_us == 20.0
+    assert timing.median_us == 35.0
+    assert timing.floor_us == 1.0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU affinity")
+def test_bench_host_uses_every_cpu_and_gives_them_back_even_after_a_fault() -> None:
+    allowed = os.sched_getaffinity(0)
+    seen: set[int] = set()
+    bench_host(lambda: seen.update(os.sched_getaffinity(0)), device=CPU, rep_ms=1)
+    assert seen == allowed
+    assert os.sched_getaffinity(0) == allowed
+    calls = 0
+
+    def fails_later() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        bench_host(fails_later, device=CPU, rep_ms=1)
+    assert os.sched_getaffinity(0) == allowed
+
+
+class FakeReplays:
+    """A device whose calls take 2 us each when they are replayed; counts flushes and passes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, l2_bytes: int) -> None:
+        self.flushes = 0
+        self.captured: list[int] = []
+        fake = self
+
+        class Flush:
+            def __init__(self, device: object) -> None: ...
+
+            def __call__(self) -> None:
+                fake.flushes += 1
+
+        def capture(calls: Any, passes: int) -> Any:
+            fake.captured.append(passes)
+            us = 2.0 * len(calls) * passes
+            return SimpleNamespace(replay=lambda: setattr(fake, "us", us), us=us)
+
+        def pair() -> Any:
+            return SimpleNamespace(record=lambda: None, elapsed_time=lambda end: fake.us / 1e3), SimpleNamespace(record=lambda: None)
+
+        self.us = 0.0
+        monkeypatch.setattr(microbench, "torch", SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None)))
+        monkeypatch.setattr(microbench, "DeviceFlush", Flush)
+        monkeypatch.setattr(microbench, "l2_bytes", lambda device: l2_bytes)
+        monkeypatch.setattr(microbench, "_capture", capture)
+        monkeypatch.setattr(microbench, "_graph_sample_us", self._sample)
+        monkeypatch.setattr(microbench, "_graph_floor_us", lambda device, calls: 0.5)
+        monkeypatch.setattr(microbench, "_event_pair", pair)
+        monkeypatch.setattr(microbench.time, "sleep", lambda seconds: None)
+
+    def _sample(self, graph: Any, replays: int) -> float:
+        return float(graph.us)
+
+
+def test_small_working_sets_are_flushed_and_passed_once_large_ones_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    l2 = 60 << 20
+    small = FakeReplays(monkeypatch, l2)
+    timing = bench_graph([lambda: None] * 64, device=device, set_bytes=8192.0)
+    assert small.captured == [1]
+    assert small.flushes > len(timing.samples_us)  # before every timed replay, and before the untimed one of each burst
+    assert timing.median_us == pytest.approx(2.0)
+    assert timing.floor_us == 0.5
+    large = FakeReplays(monkeypatch, l2)
+    bench_graph([lambda: None] * 16, device=device, set_bytes=2 * l2 / 16)
+    assert large.captured[0] == 1
+    assert large.captured[1] > 1
+    assert large.flushes == 0
+
+
+@pytest.mark.parametrize(("host_us", "median_us", "limited"), [(80.0, 83.0, True), (50.0, 83.0, False), (80.0, 300.0, False)])
+def test_bench_marks_a_row_whose_enqueue_outlasts_the_flush(
+    monkeypatch: pytest.MonkeyPatch, host_us: float, median_us: float, limited: bool
+) -> None:
+    monkeypatch.setattr(microbench, "_flush_us", lambda device: 64.0)
+    monkeypatch.setattr(microbench, "_event_floor_us", lambda device: 3.0)
+    monkeypatch.setattr(microbench, "_enqueue_us", lambda fn: host_us)
+    monkeypatch.setattr(microbench, "_cold_samples", lambda fn, rep_ms: (median_us,) * 9)
+    timing = bench(lambda: None, device=torch.device("cuda"))
+    assert timing.host_limited is limited
+    assert timing.host_us == host_us
+    assert timing.floor_us == 3.0
+
+
+def test_a_flush_smaller_than_twice_the_l2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    driver = SimpleNamespace(get_empty_cache_for_benchmark=lambda: torch.empty(1 << 10, dtype=torch.int32))
+    monkeypatch.setattr(triton, "runtime", SimpleNamespace(driver=SimpleNamespace(active=driver)))
+    monkeypatch.setattr(microbench, "l2_bytes", lambda device: 1 << 20)
+    with pytest.raises(TimingError, match="use bench_graph"):
+        microbench._flush_us.__wrapped__(torch.device("cuda"))
 
 
 @pytest.mark.gpu
@@ -263,14 +415,14 @@ class TestOnGpu:
                 pass
             x.add_(1)
 
-        assert bench_graph([lambda: x.add_(1)], device=device).median_us < 10
+        assert bench_graph([lambda: x.add_(1)] * 64, device=device, set_bytes=256.0).median_us < 10
         assert bench_host(stall, device=device).median_us > 250
 
     def test_graph_replay_and_events_agree_on_long_calls(self) -> None:
         device = torch.device("cuda")
         call = self._sleep(1_000_000)
         by_events = bench(call, device=device).median_us
-        by_graph = bench_graph([call], device=device).median_us
+        by_graph = bench_graph([call], device=device, set_bytes=0.0).median_us
         assert by_graph == pytest.approx(by_events, rel=0.03)
 
     def test_r35_case_14_a_2_mib_working_set_is_slower_cold_than_warm(self) -> None:
@@ -289,3 +441,39 @@ class TestOnGpu:
         with pytest.raises(TimingError, match="keep it there"):
             bench_stateful(lambda: x.add_(1), lambda: x.sum().item(), device=device)
         assert bench_stateful(lambda: x.add_(1), lambda: x.fill_(0), device=device).median_us > 0
+
+    def test_both_device_timers_have_slope_one_over_known_waits(self) -> None:
+        from asv_bench.demonstrations import known_waits
+
+        rows = known_waits(torch.device("cuda"))
+        known = [row["known_us"] for row in rows]
+        for timer in ("bench", "bench_graph"):
+            slope = statistics.linear_regression(known, [row[timer]["us"] for row in rows]).slope
+            assert abs(slope - 1) <= 0.01
+
+    def test_a_call_that_launches_nothing_yields_no_number(self) -> None:
+        device = torch.device("cuda")
+        with pytest.raises(TimingError, match=r"launches nothing|no work"):
+            bench_graph([lambda: None] * 8, device=device, set_bytes=1e9)
+        with pytest.raises(TimingError, match=r"launches nothing|no work"):
+            bench(lambda: None, device=device)
+
+    def test_a_long_enqueue_is_host_limited(self) -> None:
+        device = torch.device("cuda")
+        x = torch.ones(64, device=device)
+
+        def slow_to_enqueue() -> None:
+            until_s = time.perf_counter() + 200e-6
+            while time.perf_counter() < until_s:
+                pass
+            x.add_(1)
+
+        assert bench(slow_to_enqueue, device=device).host_limited
+        assert not bench(lambda: x.add_(1), device=device).host_limited
+
+    def test_events_behind_a_held_queue_do_not_see_a_stall(self) -> None:
+        from asv_bench.demonstrations import STALL_US, stall
+
+        found = stall(torch.device("cuda"))
+        assert found["events_behind_a_held_queue"]["us"] < 20
+        assert found["bench_host"]["us"] > STALL_US

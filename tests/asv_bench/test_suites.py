@@ -285,7 +285,7 @@ def test_r77_r78_r29_a_suite_is_a_script_that_prints_the_table_and_the_decision(
     assert suite.main(module) == 0
     printed = capsys.readouterr().out
     header = next(line for line in printed.splitlines() if line.startswith("case "))
-    assert header.split() == ["case", "kernel", "throughput", "latency", "of", "peak", "of", "copy", "max", "|diff|", "flags"]
+    assert header.split() == ["case", "kernel", "throughput", "latency", "of", "peak", "of", "ceiling", "max", "|diff|", "flags"]
     assert "wall clock on a CPU" in printed
     for row in rows_of(suites_in(module)):
         assert (row.case.label in printed) == ("cpu" in row.case.devices)
