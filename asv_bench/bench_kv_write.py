@@ -28,6 +28,7 @@ _IMPL = {"cuda": "triton_kv_write", "cpu": "torch_kv_write"}
 _ALLOCATOR_IMPL = {"cuda": "KVCacheManager.alloc_kvcache_index", "cpu": "KVCacheManager.alloc_kvcache_index"}
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
 _GUARD_ROWS = 256
+_MOST_SETS = 512
 _ALLOCATOR_ROWS = 1 << 17
 _ALLOCATOR_TOKENS = 64
 
@@ -62,7 +63,7 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
     heads = _NUM_Q_HEADS + 2 * _NUM_KV_HEADS
     elements = 2 * num_tokens * _NUM_KV_HEADS * _HEAD_DIM
     moved = elements * (dtype.itemsize + kv_pool.pool_dtype(kv_dtype).itemsize) + 4 * num_tokens
-    num_sets = kv_pool.num_sets_for(moved, device)
+    num_sets = kv_pool.num_sets_for(moved, device, most=_MOST_SETS)
     pool = kv_pool.paged_pool(
         seq_lens=[],
         num_kv_heads=_NUM_KV_HEADS,
@@ -94,7 +95,7 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
     def check() -> float:
         verify.check_guards(guards_before, torch.stack([pool.k_rows[guards], pool.v_rows[guards]]), what=f"KV write, {case.label}")
         scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
-        return max(verify.check_write(k, v, s, pool.k_rows, pool.v_rows, **scales) for k, v, s in zip(keys, values, slots, strict=True))
+        return verify.check_write(torch.cat(keys), torch.cat(values), torch.cat(slots), pool.k_rows, pool.v_rows, **scales)
 
     return Prepared(
         calls=[call(i) for i in range(num_sets)],

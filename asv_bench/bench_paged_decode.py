@@ -26,7 +26,9 @@ dispatcher: Any = LazyModule("rapid_llm.kernels.ops.dispatch")
 _IMPL = {"cuda": "triton_paged_decode", "cpu": "torch_paged_decode"}
 _COPY_IMPL = {"cuda": "vendor:index_select", "cpu": "vendor:index_select"}
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
-_RAGGED_SETS = 3
+_RAGGED_ORDERS = 64
+_MOST_PLACES = 8
+_PLACES_BYTES = 1 << 30
 _CHECK_STEP = 97
 _RAGGED = tuple(256 * (1 + (7 * i) % 32) for i in range(32))
 """32 lengths from 256 to 8192 tokens in a fixed, mixed order."""
@@ -75,7 +77,11 @@ def _ragged(kv_dtype: str) -> Case:
 
 
 def build(case: Case, device: torch.device) -> Prepared:
-    """The decode calls of a case, one a working set."""
+    """The decode calls of a case, one a working set.
+
+    The calls of a ragged batch also take its sequences in an order of their own each: which sequences share a multiprocessor decides
+    how long the last of them takes, and one order's luck is not the kernel's speed.
+    """
     seq_lens: list[int] = case.args["seq_lens"]
     kv_dtype: str = case.args["kv_dtype"]
     num_kv_heads: int = case.args["num_kv_heads"]
@@ -92,23 +98,26 @@ def build(case: Case, device: torch.device) -> Prepared:
         **case.args["pool"],
     )
     q = kv_pool.random_values((len(seq_lens), _NUM_Q_HEADS, head_dim), getattr(torch, case.args["q_dtype"]), device, seed=7)
-    outs = [torch.empty_like(q) for _ in pool.row_tables]
     scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
-    references = [verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **scales) for table in pool.row_tables]
+    steps = []
+    for table in pool.row_tables:
+        reference = verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **scales)
+        for order in _orders(seq_lens, device):
+            steps.append((q[order], table[order], pool.seq_lens[order], torch.empty_like(q), reference[order]))
 
-    def call(table: torch.Tensor, out: torch.Tensor) -> Any:
-        return lambda: ops.paged_decode_attention(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, out=out, **pool.scales)
+    def call(q: torch.Tensor, table: torch.Tensor, lens: torch.Tensor, out: torch.Tensor, _reference: torch.Tensor) -> Any:
+        return lambda: ops.paged_decode_attention(q, pool.k_rows, pool.v_rows, table, lens, out=out, **pool.scales)
 
     def poison() -> None:
-        for out in outs:
+        for *_, out, _ in steps:
             out.fill_(float("nan"))
 
     def check() -> float:
-        return max(verify.check_decode(out, ref, kv_dtype=kv_dtype) for out, ref in zip(outs, references, strict=True))
+        return max(verify.check_decode(out, reference, kv_dtype=kv_dtype) for *_, out, reference in steps)
 
     out_bytes = q.numel() * q.element_size()
     return Prepared(
-        calls=[call(table, out) for table, out in zip(pool.row_tables, outs, strict=True)],
+        calls=[call(*step) for step in steps],
         work=Work(
             flops=4.0 * tokens * _NUM_Q_HEADS * head_dim,
             moved=float(kv_bytes + 4 * (tokens + len(seq_lens)) + 2 * out_bytes),
@@ -122,11 +131,19 @@ def build(case: Case, device: torch.device) -> Prepared:
 
 
 def _num_sets(case: Case, kv_bytes: int, device: torch.device) -> int:
-    """Sets to rotate over: one where the pool's size is the question; several for ragged batches, whose time depends on where they lie."""
+    """Sets to rotate over: one where the pool's size is the question, else so many that no one place in memory decides."""
     if "l2_factor" in case.args["pool"]:
         return 1
-    ragged = len(set(case.args["seq_lens"])) > 1
-    return kv_pool.num_sets_for(kv_bytes, device, least=_RAGGED_SETS if ragged else 1)
+    return kv_pool.num_sets_for(kv_bytes, device, least=max(1, min(_MOST_PLACES, _PLACES_BYTES // kv_bytes)))
+
+
+def _orders(seq_lens: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    """Orders in which the sequences are taken: as they come, and for a ragged batch on a device many more."""
+    orders = [torch.arange(len(seq_lens), device=device)]
+    if len(set(seq_lens)) > 1 and device.type == "cuda":
+        generator = torch.Generator().manual_seed(3)
+        orders += [torch.randperm(len(seq_lens), generator=generator).to(device) for _ in range(_RAGGED_ORDERS - 1)]
+    return orders
 
 
 class PagedDecode(suite.Suite):

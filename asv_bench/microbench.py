@@ -24,14 +24,16 @@ import functools
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asv_bench.environment import collect_environment
+from asv_bench.host import bench_host, wall_samples
 from asv_bench.lazy import LazyModule
-from asv_bench.quiet import FLUSH_FACTOR, CpuFlush, DeviceFlush, each_cpu, l2_bytes, no_flush, no_synchronise
+from asv_bench.quiet import FLUSH_FACTOR, CpuFlush, DeviceFlush, l2_bytes, no_flush, no_synchronise
 from asv_bench.table import CHECK_ORDER, Row, Work, report
-from asv_bench.timing import MIN_SAMPLES, Timing, TimingError, quantile
+from asv_bench.timing import MIN_SAMPLES, Timing, TimingError
 
 if TYPE_CHECKING:
     import torch
@@ -63,15 +65,12 @@ _REP_MS = 64.0
 _BURSTS = 8
 _REST_FACTOR = 3.0
 _MAX_SAMPLES = 1000
-_WALL_REP_MS = 45.0
-_WALL_MAX_SAMPLES = 60
 _GRAPH_TARGET_US = 400.0
+_SHORT_REPLAY_US = 200.0
+_REPLAY_ENQUEUE_US = 60.0
 _FLOOR_REP_MS = 10
 _RUN_AHEAD_FACTOR = 3.0
 _HOLD_LIMIT_US = 5e4
-_HOST_REP_MS = 192.0
-_HOST_BLOCKS = 48
-_BLOCK_QUANTILE = 0.2
 
 Call = Callable[[], object]
 
@@ -100,7 +99,7 @@ def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool
     if device.type != "cuda":
         fn()
         flush = no_flush if warm else CpuFlush()
-        return _checked(Timing("bench", "wall-clock", _wall_samples(fn, flush, rep_ms), l2="warm" if warm else "cold"))
+        return _checked(Timing("bench", "wall-clock", wall_samples(fn, flush, rep_ms), l2="warm" if warm else "cold"))
     if warm:
         # Replayed, because events around an unflushed short call would measure the host's enqueue time.
         return _checked(Timing("bench", "device", *_graph_samples([fn], device, None, rep_ms), l2="warm"))
@@ -131,7 +130,7 @@ def bench_graph(calls: Sequence[Call], *, device: torch.device, set_bytes: float
     if device.type != "cuda":
         for call in calls:
             call()
-        return _checked(Timing("bench", "wall-clock", _wall_samples(calls[0], CpuFlush(), rep_ms)))
+        return _checked(Timing("bench", "wall-clock", wall_samples(calls[0], CpuFlush(), rep_ms)))
     return _checked(Timing("bench_graph", "device", *_graph_samples(calls, device, set_bytes, rep_ms)))
 
 
@@ -185,34 +184,6 @@ def bench_stateful(fn: Call, reset: Call, *, device: torch.device, rounds: int =
     return _checked(Timing("bench_stateful", "device", samples_us, floor_us, l2="untouched", host_us=host_us, host_limited=limited))
 
 
-def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _HOST_REP_MS) -> Timing:
-    """Times what the host waits for: perf_counter around the call and a trailing synchronise, which is part of the reading.
-
-    A host core is shared with neighbours, who slow it down for milliseconds at a time. So the calls are timed in short blocks spread
-    over all the CPUs that the process may use; a block's sample is its lower quintile, the reading the first decile of the blocks: the
-    cost on a host that is left alone. The floor, `bench_host(lambda: None)`, is measured in the same blocks by the same estimator.
-
-    Args:
-        fn: The call.
-        reset: Brings the state back before each call, not timed.
-        device: What to synchronise with.
-        rep_ms: Time to measure, in milliseconds.
-    Raises:
-        TimingError: The reading is no number.
-    """
-    sync = torch.cuda.synchronize if device.type == "cuda" else no_flush
-    if reset is not None:
-        reset()
-    fn()
-    samples, floors = [], []
-    budget_ms = min(rep_ms, _WALL_REP_MS) if device.type != "cuda" else rep_ms
-    for _ in each_cpu(_HOST_BLOCKS):
-        floors.append(quantile(_host_samples(no_flush, None, sync, 0.0), _BLOCK_QUANTILE))
-        samples.append(quantile(_host_samples(fn, reset, sync, budget_ms / _HOST_BLOCKS), _BLOCK_QUANTILE))
-    floor = Timing("bench_host", "wall-clock", tuple(floors), estimator="quiet").reading_us
-    return _checked(Timing("bench_host", "wall-clock", tuple(samples), floor_us=floor, l2="untouched", estimator="quiet"))
-
-
 def _checked(timing: Timing) -> Timing:
     timing.check()
     return timing
@@ -237,32 +208,6 @@ def _cold_samples(fn: Call, rep_ms: float) -> tuple[float, ...]:
     return tuple(t * 1e3 for t in times_ms)
 
 
-def _wall_samples(fn: Call, flush: Call, rep_ms: float) -> tuple[float, ...]:
-    samples: list[float] = []
-    spent_us = 0.0
-    while len(samples) < MIN_SAMPLES * 2 or (spent_us < min(rep_ms, _WALL_REP_MS) * 1e3 and len(samples) < _WALL_MAX_SAMPLES):
-        flush()
-        start_s = time.perf_counter()
-        fn()
-        samples.append((time.perf_counter() - start_s) * 1e6)
-        spent_us += samples[-1]
-    return tuple(samples)
-
-
-def _host_samples(fn: Call, reset: Call | None, sync: Call, rep_ms: float) -> list[float]:
-    samples: list[float] = []
-    began_s = time.perf_counter()
-    while len(samples) < MIN_SAMPLES or (time.perf_counter() - began_s < rep_ms * 1e-3 and len(samples) < _MAX_SAMPLES):
-        if reset is not None:
-            reset()
-        sync()
-        start_s = time.perf_counter()
-        fn()
-        sync()
-        samples.append((time.perf_counter() - start_s) * 1e6)
-    return samples
-
-
 def _graph_samples(calls: Sequence[Call], device: torch.device, set_bytes: float | None, rep_ms: float) -> tuple[tuple[float, ...], float]:
     """Samples in us a call and the floor; `set_bytes` None leaves the L2 as it is."""
     for call in calls:
@@ -281,25 +226,38 @@ def _graph_samples(calls: Sequence[Call], device: torch.device, set_bytes: float
     replays = max(2, min(_MAX_SAMPLES // _BURSTS, round(rep_ms * 1e3 / _BURSTS / max(replay_us * passes, 1e-3))))
     samples = []
     for _ in _bursts():
+        samples += _replay_samples(graph, flush, replays, device, short=replay_us * passes < _SHORT_REPLAY_US)
+    floor_us = _graph_floor_us(device, 1 << (per_replay - 1).bit_length())
+    return tuple(us / per_replay for us in samples), floor_us
+
+
+def _replay_samples(graph: torch.cuda.CUDAGraph, flush: Call, replays: int, device: torch.device, *, short: bool) -> list[float]:
+    """Replays behind an untimed one, each after a flush; short ones behind a held queue, so that the host stays ahead."""
+    if short:
+        _hold(device, replays * _REPLAY_ENQUEUE_US)
+    flush()
+    graph.replay()
+    events = [_event_pair() for _ in range(replays)]
+    for start, end in events:
         flush()
+        start.record()
         graph.replay()
-        events = [_event_pair() for _ in range(replays)]
-        for start, end in events:
-            flush()
-            start.record()
-            graph.replay()
-            end.record()
-        torch.cuda.synchronize()
-        samples += [s.elapsed_time(e) * 1e3 / per_replay for s, e in events]
-    return tuple(samples), _graph_floor_us(device, 1 << (per_replay - 1).bit_length())
+        end.record()
+    torch.cuda.synchronize()
+    return [s.elapsed_time(e) * 1e3 for s, e in events]
 
 
 def _capture(calls: Sequence[Call], passes: int) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(passes):
-            for call in calls:
-                call()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The CUDA Graph is empty")
+        try:
+            with torch.cuda.graph(graph):
+                for _ in range(passes):
+                    for call in calls:
+                        call()
+        except UserWarning as warning:
+            raise TimingError("bench_graph: the timed region launches nothing on the stream that is measured") from warning
     return graph
 
 
@@ -371,7 +329,7 @@ def _graph_floor_us(device: torch.device, calls: int) -> float:
     out = torch.zeros(1, dtype=torch.int64, device=device)
     probes.nothing(out)
     graph = _capture([lambda: probes.nothing(out)], calls)
-    return statistics.median(_graph_sample_us(graph, 1) for _ in range(MIN_SAMPLES)) / calls
+    return statistics.median(_replay_samples(graph, DeviceFlush(device), 2 * MIN_SAMPLES, device, short=True)) / calls
 
 
 def _hold(device: torch.device, hold_us: float) -> None:

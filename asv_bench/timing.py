@@ -32,6 +32,7 @@ class Timing:
         estimator: How the reading is made from the samples: their median, or their first decile ("quiet"), which is the
             reading that the host gives when its neighbours leave it alone.
         host_us: Time in which the host enqueues one call, or None where it does not matter.
+        disturbed: Neighbours slowed the host down all the time, so that the reading is too high.
         host_limited: The device waited for the host, so that the samples hold the host's time.
     """
 
@@ -43,6 +44,7 @@ class Timing:
     estimator: Literal["median", "quiet"] = "median"
     host_us: float | None = None
     host_limited: bool = False
+    disturbed: bool = False
 
     @property
     def median_us(self) -> float:

@@ -27,7 +27,7 @@ from asv_bench.verify import VerificationError
 DEVICE_VARIABLE = "RAPID_LLM_BENCH_DEVICE"
 CHECKOUT_VARIABLE = "ASV_BUILD_DIR"
 
-_LONG_CALL_US = 200.0
+_LONG_CALL_US = 1000.0
 """Calls that cannot be shorter than this by their work are timed one by one with a flush; shorter ones by graph replay."""
 
 
@@ -166,6 +166,8 @@ class Bench:
             flags.append("FLOOR")
         if timing.l2 == "warm":
             flags.append("WARM")
+        if timing.disturbed:
+            flags.append("DISTURBED")
         table_row = self._table_row(
             row, impl, timing.reading_us, prepared.work, max_abs_diff=None if row.suite.control else difference, flags=tuple(flags)
         )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from asv_bench import microbench, quiet
+from asv_bench import host, microbench, quiet
 from asv_bench.microbench import (
     CHECK_ORDER,
     MIN_SAMPLES,
@@ -235,7 +235,7 @@ def test_r17_nothing_else_in_asv_bench_reads_a_clock(root: Path) -> None:
     clocks = {"perf_counter", "perf_counter_ns", "Event", "do_bench", "elapsed_time", "process_time", "timeit"}
     found = []
     for path in sorted((root / "asv_bench").glob("*.py")):
-        if path.name not in ("microbench.py", "demonstrations.py"):  # the latter shows the mistakes on purpose
+        if path.name not in ("microbench.py", "host.py", "demonstrations.py"):  # the last shows the mistakes on purpose
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found += [f"{path.name}: {n.attr}" for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in clocks]
     assert found == []
@@ -292,13 +292,38 @@ def test_bench_host_reads_the_undisturbed_cost_on_a_host_that_is_slowed_down_hal
     blocks = iter([35.0 if n % 20 < 11 else 20.0 for n in range(1000)])
 
     def samples(fn: object, reset: object, sync: object, rep_ms: float) -> list[float]:
-        return [1.0] * 5 if fn is microbench.no_flush else [next(blocks)] * 5
+        return [1.0] * 5 if fn is quiet.no_flush else [next(blocks)] * 5
 
-    monkeypatch.setattr(microbench, "_host_samples", samples)
+    monkeypatch.setattr(host, "_samples", samples)
+    monkeypatch.setattr(host, "_quiet_floor_us", lambda device: 1.0)
     timing = bench_host(lambda: None, device=CPU)
     assert timing.reading_us == 20.0
     assert timing.median_us == 35.0
     assert timing.floor_us == 1.0
+
+
+@pytest.mark.parametrize(("floors", "attempts", "disturbed"), [([1.6, 1.0], 2, False), ([1.6] * 9, 4, True), ([1.1], 1, False)])
+def test_bench_host_goes_on_while_the_whole_host_is_disturbed(
+    monkeypatch: pytest.MonkeyPatch, floors: list[float], attempts: int, disturbed: bool
+) -> None:
+    pauses: list[float] = []
+    passes = 0
+
+    def samples(fn: object, reset: object, sync: object, rep_ms: float) -> list[float]:
+        return [floors[len(pauses)]] * 5 if fn is quiet.no_flush else [20.0 * floors[len(pauses)]] * 5
+
+    def each_cpu(blocks: int) -> Any:
+        nonlocal passes
+        passes += 1
+        return range(blocks)
+
+    monkeypatch.setattr(host, "_samples", samples)
+    monkeypatch.setattr(host, "_quiet_floor_us", lambda device: 1.0)
+    monkeypatch.setattr(host, "each_cpu", each_cpu)
+    monkeypatch.setattr(host.time, "sleep", pauses.append)
+    timing = bench_host(lambda: None, device=CPU)
+    assert (passes, timing.disturbed) == (attempts, disturbed)
+    assert timing.reading_us == pytest.approx(20.0 * min(floors))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU affinity")
@@ -351,6 +376,7 @@ class FakeReplays:
         monkeypatch.setattr(microbench, "_graph_sample_us", self._sample)
         monkeypatch.setattr(microbench, "_graph_floor_us", lambda device, calls: 0.5)
         monkeypatch.setattr(microbench, "_event_pair", pair)
+        monkeypatch.setattr(microbench, "_hold", lambda device, hold_us: None)
         monkeypatch.setattr(microbench.time, "sleep", lambda seconds: None)
 
     def _sample(self, graph: Any, replays: int) -> float:
