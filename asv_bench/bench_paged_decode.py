@@ -87,6 +87,7 @@ class PagedDecode(suite.Suite):
             layout=case.args["layout"],
             order=case.args["order"],
             num_sets=kv_pool.num_sets_for(kv_bytes, device),
+            occupied_rows=case.args.get("occupied_rows", 0),
         )
         q = kv_pool.random_values((len(seq_lens), _NUM_Q_HEADS, _HEAD_DIM), q_dtype, device, seed=7)
         outs = [torch.empty_like(q) for _ in pool.row_tables]
@@ -107,6 +108,13 @@ class PagedDecode(suite.Suite):
         def check() -> float:
             return max(verify.check_decode(out, ref, kv_dtype=case.args["kv_dtype"]) for out, ref in zip(outs, references, strict=True))
 
+        def vary() -> None:
+            """Negates V, and with it every reference: exact, and the addresses stay."""
+            rows = pool.used_rows.long()
+            pool.v_rows[rows] = pool.v_rows[rows] ^ 0x80 if pool.v_rows.dtype == torch.uint8 else -pool.v_rows[rows]
+            for reference in references:
+                reference.neg_()
+
         index_bytes = 4 * (tokens + len(seq_lens))
         return Prepared(
             calls=[call(table, out) for table, out in zip(pool.row_tables, outs, strict=True)],
@@ -116,6 +124,7 @@ class PagedDecode(suite.Suite):
             ),
             poison=poison,
             check=check,
+            vary=vary,
             selection=dispatcher.dispatch(ops.decode_request(q, pool.k_rows, pool.v_rows, pool.row_tables[0], pool.seq_lens)),
             inputs=[pool.row_tables[0], pool.seq_lens],
         )

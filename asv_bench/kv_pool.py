@@ -8,6 +8,8 @@ A freshly built tensor does not have the properties that decide how fast a KV ke
   `rapid_llm.modules.attention`. `layout="split"` allocates them apart.
 - *A pool of at least eight times the L2*, so that what is attended is large enough to be bound by bandwidth rather than by launches.
 - *e4m3 through the real quantiser*: bytes in a uint8 container with scales on the caller's side, not a cast.
+- *Heads of different magnitude*, as in models: V is smaller than K, so that their e4m3 scales differ, and the last head of V is so small
+  that its e4m3 bytes are subnormal. A kernel that mistakes a scale or flushes subnormals is then wrong where the check looks.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from asv_bench import verify
 from asv_bench.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -26,11 +29,14 @@ else:
 ops: Any = LazyModule("rapid_llm.kernels.ops")
 kv_cache: Any = LazyModule("rapid_llm.kv_cache")
 
-PROTOCOL = "p1"
+PROTOCOL = "p2"
 """Version of the fixture: raise it with any change that can move a number."""
 
 _L2_FACTOR = 8
 _FILL_CHUNK_ROWS = 1 << 16
+_CHECKED_FILL_ROWS = 64
+_V_MAGNITUDE = 0.25
+_SMALL_HEAD_MAGNITUDE = 2.0**-13
 
 
 @dataclass
@@ -43,6 +49,7 @@ class PagedPool:
         seq_lens: [batch], int32, in tokens.
         k_scale, v_scale: Scales of an e4m3 pool, None otherwise.
         free_rows: Rows that no table uses, int32, in random order.
+        used_rows: Rows of all tables, int32.
     """
 
     k_rows: torch.Tensor
@@ -52,6 +59,7 @@ class PagedPool:
     k_scale: float | None
     v_scale: float | None
     free_rows: torch.Tensor
+    used_rows: torch.Tensor
 
     @property
     def scales(self) -> dict[str, float]:
@@ -85,6 +93,7 @@ def paged_pool(
     order: str = "fragmented",
     num_sets: int = 1,
     spare_rows: int = 0,
+    occupied_rows: int = 0,
     seed: int = 0,
 ) -> PagedPool:
     """Builds a filled pool.
@@ -98,16 +107,19 @@ def paged_pool(
         order: "fragmented" (as the allocator hands rows out after releases) or "contiguous".
         num_sets: Disjoint row tables to build.
         spare_rows: Rows to leave free, for writes.
+        occupied_rows: Rows at the start of the pool that others hold, not filled: they push these rows up, past 2**31 elements where
+            that is wanted.
         seed: Of the values and of the scatter.
     Raises:
         ValueError: An unknown layout or order.
+        VerificationError: The quantiser's bytes are wrong.
     """
     if layout not in ("combined", "split") or order not in ("fragmented", "contiguous"):
         raise ValueError(f"paged_pool knows the layouts combined and split and the orders fragmented and contiguous, not {layout}/{order}")
     generator = torch.Generator(device="cpu").manual_seed(seed)
     used = sum(seq_lens) * num_sets + spare_rows
     row_bytes = 2 * num_kv_heads * head_dim * pool_dtype(kv_dtype).itemsize
-    num_rows = max(2 * used, math.ceil(_L2_FACTOR * l2_bytes(device) / row_bytes))
+    num_rows = occupied_rows + max(2 * used, math.ceil(_L2_FACTOR * l2_bytes(device) / row_bytes))
     manager = kv_cache.KVCacheManager(
         num_rows,
         num_layers=1,
@@ -121,13 +133,13 @@ def paged_pool(
         k_rows, v_rows = manager.layer_views(0)
     else:
         k_rows, v_rows = (torch.empty(num_rows, num_kv_heads, head_dim, dtype=pool_dtype(kv_dtype), device=device) for _ in range(2))
-    k_scale = _fill(k_rows, seed + 1)
-    v_scale = _fill(v_rows, seed + 2)
-    rows = _take_rows(manager, used, order, generator)
+    k_scale = _fill(k_rows[occupied_rows:], seed + 1, torch.ones(num_kv_heads, device=device))
+    v_scale = _fill(v_rows[occupied_rows:], seed + 2, _v_magnitudes(num_kv_heads, device))
+    rows = _take_rows(manager, used, occupied_rows, order, generator)
     per_set = sum(seq_lens)
     tables = [_table(rows[i * per_set : (i + 1) * per_set], seq_lens) for i in range(num_sets)]
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
-    return PagedPool(k_rows, v_rows, tables, lengths, k_scale, v_scale, rows[num_sets * per_set :])
+    return PagedPool(k_rows, v_rows, tables, lengths, k_scale, v_scale, rows[num_sets * per_set :], rows[: num_sets * per_set])
 
 
 def random_values(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
@@ -136,15 +148,16 @@ def random_values(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
 
-def _take_rows(manager: Any, count: int, order: str, generator: torch.Generator) -> torch.Tensor:
-    """`count` rows from the manager, in the state that `order` names."""
+def _take_rows(manager: Any, count: int, occupied: int, order: str, generator: torch.Generator) -> torch.Tensor:
+    """`count` rows from the manager, behind the `occupied` ones, in the state that `order` names."""
     rows: torch.Tensor | None
     if order == "contiguous":
+        manager.alloc_kvcache_index(occupied)
         rows = manager.alloc_kvcache_index(count)
     else:
-        everything = manager.alloc_kvcache_index(manager.num_rows)
-        shuffled = torch.randperm(manager.num_rows, generator=generator).to(everything.device)
-        manager.release(everything[shuffled[: max(count, manager.num_rows // 2)]])
+        ours = manager.alloc_kvcache_index(manager.num_rows)[occupied:]
+        shuffled = torch.randperm(ours.numel(), generator=generator).to(ours.device)
+        manager.release(ours[shuffled[: max(count, ours.numel() // 2)]])
         rows = manager.alloc_kvcache_index(count)
     if rows is None:
         raise RuntimeError(f"paged_pool: the manager of {manager.num_rows} rows could not serve {count}")
@@ -163,16 +176,25 @@ def _table(rows: torch.Tensor, seq_lens: list[int]) -> torch.Tensor:
     return table
 
 
-def _fill(pool: torch.Tensor, seed: int) -> float | None:
-    """Fills a view with normal values, by the real quantiser for e4m3; returns the scale or None."""
+def _v_magnitudes(num_kv_heads: int, device: torch.device) -> torch.Tensor:
+    magnitudes = torch.full((num_kv_heads,), _V_MAGNITUDE, device=device)
+    if num_kv_heads > 1:
+        magnitudes[-1] = _SMALL_HEAD_MAGNITUDE
+    return magnitudes
+
+
+def _fill(pool: torch.Tensor, seed: int, magnitudes: torch.Tensor) -> float | None:
+    """Fills a view with normal values times the magnitude of their head, by the real quantiser for e4m3; returns the scale or None."""
     scale: float | None = None
     for start in range(0, pool.shape[0], _FILL_CHUNK_ROWS):
         part = pool[start : start + _FILL_CHUNK_ROWS]
-        values = random_values(tuple(part.shape), torch.float16, pool.device, seed + start)
+        values = random_values(tuple(part.shape), torch.float16, pool.device, seed + start) * magnitudes[:, None].to(torch.float16)
         if pool.dtype == torch.uint8:
             if scale is None:
                 scale = ops.e4m3_scale(values)
             part.copy_(ops.quantize_e4m3(values, scale))
+            head = slice(0, _CHECKED_FILL_ROWS)
+            verify.check_e4m3(part[head], values[head], scale, what="pool fixture, quantiser")
         else:
             part.copy_(values)
     return scale

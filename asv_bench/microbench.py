@@ -51,7 +51,7 @@ __all__ = [
     "report",
 ]
 
-PROTOCOL = "t1"
+PROTOCOL = "t2"
 """Version of the timers: raise it with any change that can move a number, so that old results stop being comparable."""
 
 MIN_SAMPLES = 5
@@ -124,7 +124,15 @@ def metadata(device: torch.device, *, dtype: str | None = None, shapes: dict[str
     return {**collect_environment(device), "dtype": dtype, "shapes": shapes or {}}
 
 
-def bench(fn: Call, *, device: torch.device, warmup_ms: float = _WARMUP_MS, rep_ms: float = _REP_MS, warm: bool = False) -> Timing:
+def bench(
+    fn: Call,
+    *,
+    device: torch.device,
+    warmup_ms: float = _WARMUP_MS,
+    rep_ms: float = _REP_MS,
+    warm: bool = False,
+    poison: Call | None = None,
+) -> Timing:
     """Times an idempotent call with a cold cache.
 
     On CUDA: `triton.testing.do_bench`, which flushes the L2 before each call and outside the events. On a CPU: perf_counter around
@@ -136,13 +144,16 @@ def bench(fn: Call, *, device: torch.device, warmup_ms: float = _WARMUP_MS, rep_
         warmup_ms: Time to run before measuring, in milliseconds.
         rep_ms: Time to measure, in milliseconds.
         warm: Leaves the cache as the last call left it: an optimistic bound, labelled warm (on CUDA by graph replay of the one call).
+        poison: Makes the output wrong between the first call and the timed ones, so that the caller's check sees what these left.
     Raises:
         TimingError: The reading is no number.
     """
     if device.type == "cuda" and warm:
         # Replayed, because events around an unflushed short call would measure the host's enqueue time.
-        return replace(bench_graph([fn], device=device, rep_ms=rep_ms), l2="warm")
+        return replace(bench_graph([fn], device=device, rep_ms=rep_ms, poison=poison), l2="warm")
     fn()
+    if poison is not None:
+        poison()
     if device.type == "cuda":
         timing = Timing("bench", "device", _cold_samples(fn, warmup_ms, rep_ms))
     else:
@@ -152,7 +163,7 @@ def bench(fn: Call, *, device: torch.device, warmup_ms: float = _WARMUP_MS, rep_
     return timing
 
 
-def bench_graph(calls: Sequence[Call], *, device: torch.device, rep_ms: float = _REP_MS) -> Timing:
+def bench_graph(calls: Sequence[Call], *, device: torch.device, rep_ms: float = _REP_MS, poison: Call | None = None) -> Timing:
     """Device time of a call without the host's enqueue time: replays a CUDA graph of many calls.
 
     The calls rotate over working sets that together exceed the L2 several times, which keeps them cold without a flush; the caller
@@ -162,6 +173,7 @@ def bench_graph(calls: Sequence[Call], *, device: torch.device, rep_ms: float = 
         calls: Idempotent calls on different working sets, all with the same cost.
         device: Where they work.
         rep_ms: Time to measure, in milliseconds.
+        poison: Makes every output wrong after the capture and before the replays, so that the caller's check sees what these left.
     Raises:
         TimingError: Nothing was captured, or the reading is no number.
     """
@@ -178,6 +190,8 @@ def bench_graph(calls: Sequence[Call], *, device: torch.device, rep_ms: float = 
     per_replay = rounds * len(calls)
     replays = min(_MAX_SAMPLES, max(MIN_SAMPLES * 3, math.ceil(rep_ms * 1e3 / max(single_us * per_replay, 1e-3))))
     events = [_event_pair() for _ in range(replays)]
+    if poison is not None:
+        poison()
     graph.replay()
     for start, end in events:
         start.record()
@@ -229,7 +243,7 @@ def bench_stateful(fn: Call, reset: Call, *, device: torch.device, rounds: int =
     return timing
 
 
-def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS) -> Timing:
+def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS, poison: Call | None = None) -> Timing:
     """Times what the host waits for: perf_counter around the call and a trailing synchronise, which is part of the reading.
 
     The floor, `bench_host(lambda: None)`, is measured along and printed beside results that come near it.
@@ -239,6 +253,7 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
         reset: Brings the state back before each call, not timed.
         device: What to synchronise with.
         rep_ms: Time to measure, in milliseconds.
+        poison: As of `bench`.
     Raises:
         TimingError: The reading is no number.
     """
@@ -247,6 +262,8 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
         reset()
     fn()
     floor = statistics.median(_host_samples(_no_flush, None, sync, rep_ms / 20))
+    if poison is not None:
+        poison()
     timing = Timing("bench_host", "wall-clock", _host_samples(fn, reset, sync, rep_ms), floor_us=floor, l2="untouched")
     timing.check()
     return timing
