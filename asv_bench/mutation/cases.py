@@ -11,8 +11,8 @@ from asv_bench.suite import Case, Suite, SuiteRow, case_with, rows_of
 
 _DECODE_MODULE, _WRITE_MODULE = "asv_bench.bench_paged_decode", "asv_bench.bench_kv_write"
 
-_RAGGED = {"cpu": [150, 70], "cuda": [1000, 3001, 2048, 517]}
-_SHORT = {"cpu": [100, 37], "cuda": [100, 37]}
+_RAGGED = {"cpu": [130, 20], "cuda": [1000, 3001, 2048, 517]}
+_SHORT = {"cpu": [70, 20], "cuda": [100, 37]}
 _LONG = [4096] * 64
 _TOKENS = {"cpu": 22, "cuda": 5002}
 _FAR_ROWS = {"cpu": (1 << 23) + 8, "cuda": (1 << 20) + 8}
@@ -37,7 +37,11 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
         "one split": _decode(first, _SHORT[device]),
         "far": _decode(first, _SHORT[device], occupied_rows=far),
     }
-    bytes_ = {"e4m3": _decode(first, lens, kv="e4m3"), "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16")}
+    bytes_ = {
+        "e4m3": _decode(first, lens, kv="e4m3"),
+        "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16"),
+        "one split": _decode(first, _SHORT[device], kv="e4m3"),
+    }
     prefill = write.KVWritePrefill.cases[0]
     prefills = {
         "fp16": _write(prefill, _TOKENS[device]),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,34 +47,44 @@ class Cell:
     message: str
 
 
-def run(faults: Sequence[Fault], device: str) -> Iterator[Cell]:
-    """Measures the rows of the faults, and first of the code as it is, in processes of their own; gives each cell as it is known.
-
-    A process that dies in a row fails that row, and another goes on with the next fault.
+def run(faults: Sequence[Fault], device: str, *, jobs: int = 1) -> Iterator[Cell]:
+    """Measures the rows of the faults and of the code as it is, in processes of their own; gives each cell as it is known.
 
     Args:
         faults: Some of `FAULTS`.
         device: "cpu" (Triton's interpreter) or "cuda".
+        jobs: Processes at a time; on a GPU one.
     """
     wanted = [UNMUTATED.name, *(fault.name for fault in faults if device in fault.devices)]
-    with tempfile.TemporaryDirectory() as folder:
-        while wanted:
-            died = ""
-            current = None
-            for event in _child(wanted, device, Path(folder)):
-                if "died" in event:
-                    died = event["died"]
-                elif "start" in event:
-                    current = event["start"]
-                elif "done" in event:
-                    wanted.remove(event["done"])
-                    current = None
-                else:
-                    yield Cell(**event)
-            if wanted:
-                name = wanted.pop(0)
-                suite, case = current or ("", "")
-                yield Cell(name, suite, case, ERROR, f"the process died: {died}")
+    cells: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
+    shares = [wanted[start::jobs] for start in range(jobs)]
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(_share, share, device, cells) for share in shares]
+        for _ in running:
+            yield from iter(cells.get, None)
+        for done in running:
+            done.result()
+
+
+def _share(wanted: list[str], device: str, cells: queue.SimpleQueue[Cell | None]) -> None:
+    """Runs some faults; a process that dies in a row fails that fault, and another goes on with the next."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            while wanted:
+                place, died = ("", ""), ""
+                for event in _child(wanted, device, Path(folder)):
+                    if "start" in event:
+                        place = event["start"]
+                    elif "done" in event:
+                        wanted.remove(event["done"])
+                    elif "died" in event:
+                        died = event["died"]
+                    else:
+                        cells.put(Cell(**event))
+                if died and wanted:
+                    cells.put(Cell(wanted.pop(0), *place, ERROR, f"the process died: {died}"))
+    finally:
+        cells.put(None)
 
 
 def _child(wanted: list[str], device: str, folder: Path) -> Iterator[dict[str, Any]]:

@@ -58,7 +58,7 @@ def _both(name: str, what: str, body: str, *, devices: tuple[str, ...] = EVERYWH
         Fault(
             f"{name} (decode)",
             what,
-            {DECODE: ("fp16", "long"), DECODE_E4M3: ("e4m3",)},
+            {DECODE: ("one split", "long"), DECODE_E4M3: ("one split",)},
             (_DECODE.edit(body),),
             reason="elements are off",
             devices=devices,

@@ -33,12 +33,12 @@ _SMALL = (
     Edit(
         "asv_bench/bench_paged_decode.py",
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128",
-        "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 8, 2, 64",
+        "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64",
     ),
     Edit(
         "asv_bench/bench_kv_write.py",
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128",
-        "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 8, 2, 64",
+        "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64",
     ),
     Edit("rapid_llm/kernels/kv_write.py", "_FEW_TOKENS = 4096", "_FEW_TOKENS = 16"),
 )
