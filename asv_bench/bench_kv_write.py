@@ -27,10 +27,11 @@ kv_cache: Any = LazyModule("rapid_llm.kv_cache")
 _IMPL = {"cuda": "triton_kv_write", "cpu": "torch_kv_write"}
 _ALLOCATOR_IMPL = {"cuda": "KVCacheManager.alloc_kvcache_index", "cpu": "KVCacheManager.alloc_kvcache_index"}
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
-_GUARD_ROWS = 256
 _MOST_SETS = 512
 _ALLOCATOR_ROWS = 1 << 17
 _ALLOCATOR_TOKENS = 64
+_ALLOCATOR_FREE = {"bump": _ALLOCATOR_ROWS // 2, "run_search": 4 * _ALLOCATOR_TOKENS, "fragmented": _ALLOCATOR_ROWS // 2}
+"""Free rows of each state."""
 
 
 def _prefill(num_tokens: int, kv_dtype: str, device: str, *, dtype: str = "float16") -> Case:
@@ -70,17 +71,22 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
         head_dim=_HEAD_DIM,
         kv_dtype=kv_dtype,
         device=device,
-        spare_rows=num_sets * num_tokens + _GUARD_ROWS,
+        spare_rows=num_sets * num_tokens,
+        occupied_rows=case.args.get("occupied_rows", 0),
     )
     slots = kv_pool.spread(num_sets, (num_tokens,), torch.int32, device)
     for i, slot_mapping in enumerate(slots):
         slot_mapping.copy_(pool.free_rows[i * num_tokens : (i + 1) * num_tokens])
-    guards = pool.free_rows[num_sets * num_tokens :].long()
+    guards = verify.guard_rows(pool.free_rows, pool.k_rows.shape[0])
+    edges = [verify.edge_values(scale or 1.0, dtype, device) for scale in (pool.k_scale, pool.v_scale)]
     qkv = kv_pool.spread(num_sets, (num_tokens, heads, _HEAD_DIM), dtype, device)
     for i, projection in enumerate(qkv):
         projection.copy_(kv_pool.random_values(tuple(projection.shape), dtype, device, seed=11 + i))
     keys = [projection[:, _NUM_Q_HEADS : _NUM_Q_HEADS + _NUM_KV_HEADS] for projection in qkv]
     values = [projection[:, _NUM_Q_HEADS + _NUM_KV_HEADS :] for projection in qkv]
+    for inputs, edge in ((keys, edges[0]), (values, edges[1])):
+        for x in inputs:
+            x[..., : edge.numel()] = edge
     guards_before = torch.stack([pool.k_rows[guards], pool.v_rows[guards]])
 
     def call(i: int) -> Callable[[], object]:
@@ -102,6 +108,7 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
         work=Work(moved=float(moved), written=float(elements * kv_pool.pool_dtype(kv_dtype).itemsize)),
         poison=poison,
         check=check,
+        vary=lambda: [projection.neg_() for projection in qkv],
         selection=dispatcher.dispatch(ops.write_request(keys[0], values[0], slots[0], pool.k_rows, pool.v_rows)),
         inputs=[slots[0]],
     )
@@ -169,6 +176,7 @@ class Allocator(suite.Suite):
         manager = kv_cache.KVCacheManager(
             _ALLOCATOR_ROWS, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device=device, allocate_kv=False
         )
+        all_rows = torch.arange(_ALLOCATOR_ROWS, dtype=torch.int32, device=device)
         taken: list[torch.Tensor] = []
 
         def reach() -> None:
@@ -176,11 +184,11 @@ class Allocator(suite.Suite):
             taken.clear()
             manager.free_all()
             if state == "bump":
-                manager.alloc_kvcache_index(_ALLOCATOR_ROWS // 2)
+                manager.alloc_kvcache_index(_ALLOCATOR_ROWS - _ALLOCATOR_FREE[state])
                 return
             everything = manager.alloc_kvcache_index(_ALLOCATOR_ROWS)
             if state == "run_search":
-                manager.release(everything[_ALLOCATOR_ROWS // 2 : _ALLOCATOR_ROWS // 2 + 4 * _ALLOCATOR_TOKENS])
+                manager.release(everything[_ALLOCATOR_ROWS // 2 :][: _ALLOCATOR_FREE[state]])
             else:
                 manager.release(everything[::2])
 
@@ -196,14 +204,22 @@ class Allocator(suite.Suite):
 
         def check() -> float:
             reset()
-            free = manager.is_free(torch.arange(_ALLOCATOR_ROWS, dtype=torch.int32, device=device))
+            free = manager.is_free(all_rows)
+            verify.check_state(free, state=state, num_free=_ALLOCATOR_FREE[state], count=_ALLOCATOR_TOKENS)
             call()
-            verify.check_allocation(taken[-1], free, count=_ALLOCATOR_TOKENS, state=state)
+            verify.check_allocation(taken[-1], free, manager.is_free(all_rows), count=_ALLOCATOR_TOKENS, state=state)
             if manager.last_alloc_path != state:
                 raise verify.VerificationError(f"allocator: the row says {state} and the call took the {manager.last_alloc_path} path")
             return 0.0
 
-        return Prepared(calls=[call], work=Work(), poison=reach, check=check, reset=reset)
+        return Prepared(
+            calls=[call],
+            work=Work(),
+            poison=reach,
+            check=check,
+            reset=reset,
+            called=kv_cache.KVCacheManager.alloc_kvcache_index.__qualname__,
+        )
 
     @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:

@@ -115,6 +115,13 @@ def build(case: Case, device: torch.device) -> Prepared:
     def check() -> float:
         return max(verify.check_decode(out, reference, kv_dtype=kv_dtype) for *_, out, reference in steps)
 
+    def vary() -> None:
+        """Negates V, and with it every reference: exact, and the addresses stay."""
+        rows = pool.used_rows.long()
+        pool.v_rows[rows] = pool.v_rows[rows] ^ 0x80 if pool.v_rows.dtype == torch.uint8 else -pool.v_rows[rows]
+        for *_, reference in steps:
+            reference.neg_()
+
     out_bytes = q.numel() * q.element_size()
     return Prepared(
         calls=[call(*step) for step in steps],
@@ -125,6 +132,7 @@ def build(case: Case, device: torch.device) -> Prepared:
         ),
         poison=poison,
         check=check,
+        vary=vary,
         selection=dispatcher.dispatch(ops.decode_request(q, pool.k_rows, pool.v_rows, pool.row_tables[0], pool.seq_lens)),
         inputs=[pool.row_tables[0], pool.seq_lens],
     )

@@ -29,7 +29,7 @@ _BLOCK_QUANTILE = 0.2
 Call = Callable[[], object]
 
 
-def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS) -> Timing:
+def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS, poison: Call = no_flush) -> Timing:
     """Times what the host waits for: perf_counter around the call and a trailing synchronise, which is part of the reading.
 
     A host core is shared with neighbours, who slow it down for milliseconds at a time. So the calls are timed in short blocks spread
@@ -43,6 +43,7 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
         reset: Brings the state back before each call, not timed.
         device: What to synchronise with.
         rep_ms: Time to measure, in milliseconds.
+        poison: As of `bench`.
     Raises:
         TimingError: The reading is no number.
     """
@@ -50,6 +51,7 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
     if reset is not None:
         reset()
     fn()
+    poison()
     samples: list[float] = []
     floors: list[float] = []
     block_ms = (rep_ms if device.type == "cuda" else min(rep_ms, WALL_REP_MS)) / _BLOCKS

@@ -8,6 +8,8 @@ A freshly built tensor does not have the properties that decide how fast a KV ke
   `rapid_llm.modules.attention`. `layout="split"` allocates them apart.
 - *A pool of at least eight times the L2*, so that what is attended is large enough to be bound by bandwidth rather than by launches.
 - *e4m3 through the real quantiser*: bytes in a uint8 container with scales on the caller's side, not a cast.
+- *Heads of different magnitude*, as in models: V is smaller than K, so that their e4m3 scales differ, and the last head of V is so small
+  that its e4m3 bytes are subnormal. A kernel that mistakes a scale or flushes subnormals is then wrong where the check looks.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from asv_bench import verify
 from asv_bench.lazy import LazyModule
 from asv_bench.quiet import l2_bytes
 
@@ -35,6 +38,9 @@ _PAGE_BYTES = 2 << 20
 _PAGE_SHIFT = 17 * 256  # so that the tensors do not all lie at the same place of their page
 _ALIGNMENT = 256
 _FILL_CHUNK_ROWS = 1 << 16
+_CHECKED_FILL_ROWS = 64
+_V_MAGNITUDE = 0.25
+_SMALL_HEAD_MAGNITUDE = 2.0**-13
 
 
 @dataclass
@@ -47,6 +53,7 @@ class PagedPool:
         seq_lens: [batch], int32, in tokens.
         k_scale, v_scale: Scales of an e4m3 pool, None otherwise.
         free_rows: Rows that no table uses, int32, in random order.
+        used_rows: Rows of all tables, int32.
     """
 
     k_rows: torch.Tensor
@@ -56,6 +63,7 @@ class PagedPool:
     k_scale: float | None
     v_scale: float | None
     free_rows: torch.Tensor
+    used_rows: torch.Tensor
 
     @property
     def scales(self) -> dict[str, float]:
@@ -112,6 +120,7 @@ def paged_pool(
     spare_rows: int = 0,
     l2_factor: float = _L2_FACTOR,
     quantiser: str = "real",
+    occupied_rows: int = 0,
     seed: int = 0,
 ) -> PagedPool:
     """Builds a filled pool.
@@ -127,9 +136,12 @@ def paged_pool(
         spare_rows: Rows to leave free, for writes.
         l2_factor: Least size of the pool in units of the L2. From 8 on it has twice the rows in use at least, below only those in use.
         quantiser: "real" (the library's, with a scale), or "cast" (torch's plain cast, scale 1), for an e4m3 pool.
+        occupied_rows: Rows at the start of the pool that others hold, not filled: they push these rows up, past 2**31 elements where
+            that is wanted.
         seed: Of the values and of the scatter.
     Raises:
         ValueError: An unknown layout, order or quantiser.
+        VerificationError: The quantiser's bytes are wrong.
     """
     known = layout in ("combined", "split") and order in ("fragmented", "contiguous") and quantiser in ("real", "cast")
     if not known:
@@ -141,7 +153,7 @@ def paged_pool(
     used = sum(seq_lens) * num_sets + spare_rows
     row_bytes = 2 * num_kv_heads * head_dim * pool_dtype(kv_dtype).itemsize
     slack = 2 if l2_factor >= _L2_FACTOR else 1
-    num_rows = max(slack * used, math.ceil(l2_factor * l2_bytes(device) / row_bytes))
+    num_rows = occupied_rows + max(slack * used, math.ceil(l2_factor * l2_bytes(device) / row_bytes))
     manager = kv_cache.KVCacheManager(
         num_rows,
         num_layers=1,
@@ -155,13 +167,13 @@ def paged_pool(
         k_rows, v_rows = manager.layer_views(0)
     else:
         k_rows, v_rows = (torch.empty(num_rows, num_kv_heads, head_dim, dtype=pool_dtype(kv_dtype), device=device) for _ in range(2))
-    k_scale = _fill(k_rows, seed + 1, quantiser)
-    v_scale = _fill(v_rows, seed + 2, quantiser)
-    rows = _take_rows(manager, used, order, generator)
+    k_scale = _fill(k_rows[occupied_rows:], seed + 1, torch.ones(num_kv_heads, device=device), quantiser)
+    v_scale = _fill(v_rows[occupied_rows:], seed + 2, _v_magnitudes(num_kv_heads, device), quantiser)
+    rows = _take_rows(manager, used, occupied_rows, order, generator)
     per_set = sum(seq_lens)
     tables = [_table(rows[i * per_set : (i + 1) * per_set], seq_lens) for i in range(num_sets)]
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=device)
-    return PagedPool(k_rows, v_rows, tables, lengths, k_scale, v_scale, rows[num_sets * per_set :])
+    return PagedPool(k_rows, v_rows, tables, lengths, k_scale, v_scale, rows[num_sets * per_set :], rows[: num_sets * per_set])
 
 
 def random_values(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
@@ -170,15 +182,16 @@ def random_values(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
     return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
 
-def _take_rows(manager: Any, count: int, order: str, generator: torch.Generator) -> torch.Tensor:
-    """`count` rows from the manager, in the state that `order` names."""
+def _take_rows(manager: Any, count: int, occupied: int, order: str, generator: torch.Generator) -> torch.Tensor:
+    """`count` rows from the manager, behind the `occupied` ones, in the state that `order` names."""
     rows: torch.Tensor | None
     if order == "contiguous":
+        manager.alloc_kvcache_index(occupied)
         rows = manager.alloc_kvcache_index(count)
     else:
-        everything = manager.alloc_kvcache_index(manager.num_rows)
-        shuffled = torch.randperm(manager.num_rows, generator=generator).to(everything.device)
-        manager.release(everything[shuffled[: max(count, manager.num_rows // 2)]])
+        ours = manager.alloc_kvcache_index(manager.num_rows)[occupied:]
+        shuffled = torch.randperm(ours.numel(), generator=generator).to(ours.device)
+        manager.release(ours[shuffled[: max(count, ours.numel() // 2)]])
         rows = manager.alloc_kvcache_index(count)
     if rows is None:
         raise RuntimeError(f"paged_pool: the manager of {manager.num_rows} rows could not serve {count}")
@@ -197,12 +210,19 @@ def _table(rows: torch.Tensor, seq_lens: list[int]) -> torch.Tensor:
     return table
 
 
-def _fill(pool: torch.Tensor, seed: int, quantiser: str) -> float | None:
-    """Fills a view with normal values, by the real quantiser for e4m3; returns the scale or None."""
+def _v_magnitudes(num_kv_heads: int, device: torch.device) -> torch.Tensor:
+    magnitudes = torch.full((num_kv_heads,), _V_MAGNITUDE, device=device)
+    if num_kv_heads > 1:
+        magnitudes[-1] = _SMALL_HEAD_MAGNITUDE
+    return magnitudes
+
+
+def _fill(pool: torch.Tensor, seed: int, magnitudes: torch.Tensor, quantiser: str) -> float | None:
+    """Fills a view with normal values times the magnitude of their head, by the real quantiser for e4m3; returns the scale or None."""
     scale: float | None = None
     for start in range(0, pool.shape[0], _FILL_CHUNK_ROWS):
         part = pool[start : start + _FILL_CHUNK_ROWS]
-        values = random_values(tuple(part.shape), torch.float16, pool.device, seed + start)
+        values = random_values(tuple(part.shape), torch.float16, pool.device, seed + start) * magnitudes[:, None].to(torch.float16)
         if pool.dtype == torch.uint8 and quantiser == "cast":
             scale = 1.0
             part.copy_(values.to(torch.float8_e4m3fn).view(torch.uint8))
@@ -210,6 +230,8 @@ def _fill(pool: torch.Tensor, seed: int, quantiser: str) -> float | None:
             if scale is None:
                 scale = ops.e4m3_scale(values)
             part.copy_(ops.quantize_e4m3(values, scale))
+            head = slice(0, _CHECKED_FILL_ROWS)
+            verify.check_e4m3(part[head], values[head], scale, what="pool fixture, quantiser")
         else:
             part.copy_(values)
     return scale

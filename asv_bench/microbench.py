@@ -80,7 +80,7 @@ def metadata(device: torch.device, *, dtype: str | None = None, shapes: dict[str
     return {**collect_environment(device), "dtype": dtype, "shapes": shapes or {}}
 
 
-def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool = False) -> Timing:
+def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool = False, poison: Call = no_flush) -> Timing:
     """Times an idempotent call with a cold cache.
 
     On CUDA: bursts of `triton.testing.do_bench`, which flushes the L2 before each call and outside the events; the flush has to be at
@@ -93,18 +93,21 @@ def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool
         device: Where it works.
         rep_ms: Time to measure, in milliseconds, rests not counted.
         warm: Leaves the cache as the last call left it: an optimistic bound, labelled warm (on CUDA by graph replay of the one call).
+        poison: Makes the output wrong between the first call and the timed ones, so that the caller's check sees what these left.
     Raises:
         TimingError: The reading is no number, or the flush is too small for this device.
     """
     if device.type != "cuda":
         fn()
         flush = no_flush if warm else CpuFlush()
+        poison()
         return _checked(Timing("bench", "wall-clock", wall_samples(fn, flush, rep_ms), l2="warm" if warm else "cold"))
     if warm:
         # Replayed, because events around an unflushed short call would measure the host's enqueue time.
-        return _checked(Timing("bench", "device", *_graph_samples([fn], device, None, rep_ms), l2="warm"))
+        return _checked(Timing("bench", "device", *_graph_samples([fn], device, None, rep_ms, poison), l2="warm"))
     fn()
     flush_us = _flush_us(device)
+    poison()
     samples = _cold_samples(fn, rep_ms)
     host_us = _enqueue_us(fn)
     limited = host_us > flush_us and statistics.median(samples) < _RUN_AHEAD_FACTOR * host_us
@@ -112,7 +115,9 @@ def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool
     return _checked(Timing("bench", "device", samples, floor_us, host_us=host_us, host_limited=limited))
 
 
-def bench_graph(calls: Sequence[Call], *, device: torch.device, set_bytes: float, rep_ms: float = _REP_MS) -> Timing:
+def bench_graph(
+    calls: Sequence[Call], *, device: torch.device, set_bytes: float, rep_ms: float = _REP_MS, poison: Call = no_flush
+) -> Timing:
     """Device time of a call without the host's enqueue time: replays a CUDA graph of many calls.
 
     The calls rotate over working sets. Where these together exceed twice the L2, each is cold when its turn comes again, and the
@@ -124,14 +129,16 @@ def bench_graph(calls: Sequence[Call], *, device: torch.device, set_bytes: float
         device: Where they work.
         set_bytes: Bytes of device memory that one call touches.
         rep_ms: Time to measure, in milliseconds, rests not counted.
+        poison: Makes every output wrong after the capture and before the replays, so that the caller's check sees what these left.
     Raises:
         TimingError: Nothing was captured, or the reading is no number.
     """
     if device.type != "cuda":
         for call in calls:
             call()
+        poison()
         return _checked(Timing("bench", "wall-clock", wall_samples(calls[0], CpuFlush(), rep_ms)))
-    return _checked(Timing("bench_graph", "device", *_graph_samples(calls, device, set_bytes, rep_ms)))
+    return _checked(Timing("bench_graph", "device", *_graph_samples(calls, device, set_bytes, rep_ms, poison)))
 
 
 def bench_stateful(fn: Call, reset: Call, *, device: torch.device, rounds: int = 50) -> Timing:
@@ -208,7 +215,9 @@ def _cold_samples(fn: Call, rep_ms: float) -> tuple[float, ...]:
     return tuple(t * 1e3 for t in times_ms)
 
 
-def _graph_samples(calls: Sequence[Call], device: torch.device, set_bytes: float | None, rep_ms: float) -> tuple[tuple[float, ...], float]:
+def _graph_samples(
+    calls: Sequence[Call], device: torch.device, set_bytes: float | None, rep_ms: float, poison: Call
+) -> tuple[tuple[float, ...], float]:
     """Samples in us a call and the floor; `set_bytes` None leaves the L2 as it is."""
     for call in calls:
         call()
@@ -224,6 +233,7 @@ def _graph_samples(calls: Sequence[Call], device: torch.device, set_bytes: float
             graph = _capture(calls, passes)
     per_replay = passes * len(calls)
     replays = max(2, min(_MAX_SAMPLES // _BURSTS, round(rep_ms * 1e3 / _BURSTS / max(replay_us * passes, 1e-3))))
+    poison()
     samples = []
     for _ in _bursts():
         samples += _replay_samples(graph, flush, replays, device, short=replay_us * passes < _SHORT_REPLAY_US)

@@ -61,8 +61,10 @@ class Prepared:
         work: Theoretical cost of one call.
         poison: Makes every output wrong, so that a call that writes nothing is seen.
         check: Compares the outputs with the reference; returns the largest absolute difference, raises VerificationError.
-        selection: What `dispatch()` chose for exactly these inputs; None for a control.
+        selection: What `dispatch()` chose for exactly these inputs; None where nothing is dispatched.
+        called: Name of what the calls run where nothing is dispatched; None for a control.
         reset: Brings the state back before each call, for calls that change it.
+        vary: Changes inputs in place, and what the check expects with them, so that a remembered result is a wrong one.
         inputs: Index tensors whose content identifies the input.
     """
 
@@ -71,7 +73,9 @@ class Prepared:
     poison: Callable[[], object]
     check: Callable[[], float]
     selection: Any = None
+    called: str | None = None
     reset: Callable[[], object] | None = None
+    vary: Callable[[], object] | None = None
     inputs: Sequence[torch.Tensor] = ()
 
 

@@ -19,10 +19,11 @@ _RTOL = {"float16": 2e-3, "bfloat16": 1.6e-2}
 """Relative tolerance of an attention output by its dtype: two units in the last place of the stored result, and as much again."""
 
 _ATOL = {"float16": 4e-3, "bfloat16": 3e-2}
-"""Absolute tolerance in units of the reference's root mean square: outputs over long contexts are about 1/sqrt(S), so that a fixed
-number would accept zeros."""
+"""Absolute tolerance in units of the root mean square of the reference's head vector: outputs over long contexts are about 1/sqrt(S), and
+heads differ in magnitude, so that a fixed number would accept zeros."""
 
 _E4M3_MAX = 448.0
+_GUARDS_A_ROW = 3
 
 
 class VerificationError(AssertionError):
@@ -89,12 +90,14 @@ def check_decode(out: torch.Tensor, reference: torch.Tensor, *, kv_dtype: str) -
     Returns:
         The largest absolute difference.
     Raises:
-        VerificationError: An element is missing (NaN) or beyond the tolerance.
+        VerificationError: An element is missing (NaN) or beyond the tolerance: `_RTOL` of itself, `_ATOL` of its head vector's root mean
+            square, and the smallest step of the dtype.
     """
     name = dtype_name(out.dtype)
     difference = (out.double() - reference).abs()
-    rms = reference.square().mean().sqrt()
-    allowed = _RTOL[name] * reference.abs() + _ATOL[name] * rms
+    rms = reference.square().mean(-1, keepdim=True).sqrt()
+    info = torch.finfo(out.dtype)
+    allowed = _RTOL[name] * reference.abs() + _ATOL[name] * rms + info.smallest_normal * info.eps
     wrong = ~(difference <= allowed)
     if bool(wrong.any()):
         worst = torch.where(difference.isnan(), torch.inf, difference / allowed.clamp_min(1e-300)).argmax()
@@ -124,7 +127,7 @@ def check_e4m3(written: torch.Tensor, x: torch.Tensor, scale: float, *, what: st
         scale: Scale of the pool.
         what: Named in the message.
     Returns:
-        The largest absolute difference between x and what the bytes stand for (rounding included).
+        The largest absolute difference between x and what the bytes stand for (rounding included, saturated values not).
     Raises:
         VerificationError: A byte is neither.
     """
@@ -133,9 +136,19 @@ def check_e4m3(written: torch.Tensor, x: torch.Tensor, scale: float, *, what: st
     right = torch.where(nan, (written & 0x7F) == 0x7F, (written == by_quotient) | (written == by_product))
     if not bool(right.all()):
         raise VerificationError(f"{what}: {int((~right).sum())} of {right.numel()} e4m3 bytes are not the rounding of value / scale")
-    finite = ~nan & x.isfinite()
-    error = (widen(written, scale) - x.double()).abs()[finite]
+    inside = x.double().abs() <= _E4M3_MAX * scale
+    error = (widen(written, scale) - x.double()).abs()[inside]
     return float(error.max()) if error.numel() else 0.0
+
+
+def edge_values(scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Values at which a store goes wrong first, for a pool of `scale`: zeros, NaN, infinities, saturation, ties, subnormals of e4m3.
+
+    A write whose inputs hold them is checked on them; normal values alone would meet none in a small case.
+    """
+    in_steps = [500.0, -500.0, 448.0, -448.0, 464.0, 1.0625, 1.1875, -1.0625, 2.0**-6, 2.0**-9, 3 * 2.0**-9, -5 * 2.0**-10, 2.0**-11]
+    finite = torch.tensor([0.0, -0.0, *(scale * x for x in in_steps)], dtype=torch.float32, device=device)
+    return torch.cat([finite, torch.tensor([float("nan"), float("inf"), float("-inf")], device=device)]).to(dtype)
 
 
 def write_reference(
@@ -174,8 +187,7 @@ def check_write(
         written = pool[rows]
         if written.dtype == torch.uint8:
             worst = max(worst, check_e4m3(written, expected, scale, what=f"KV write, {name} half"))
-        elif not torch.equal(written.nan_to_num(), expected.nan_to_num()) or not torch.equal(written.isnan(), expected.isnan()):
-            wrong = (written != expected) & ~(written.isnan() & expected.isnan())
+        elif bool((wrong := written.view(torch.int16) != expected.view(torch.int16)).any()):
             raise VerificationError(f"KV write, {name} half: {int(wrong.sum())} of {wrong.numel()} elements differ from what was written")
     return worst
 
@@ -190,19 +202,43 @@ def check_guards(before: torch.Tensor, after: torch.Tensor, *, what: str) -> Non
         raise VerificationError(f"{what}: rows that were not in the index have changed")
 
 
-def check_allocation(rows: torch.Tensor | None, free_before: torch.Tensor, *, count: int, state: str) -> None:
-    """Checks what an allocator returned: `count` distinct rows that were free.
+def guard_rows(written: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Rows to hold against stray writes: the unwritten neighbours of the written rows, and the ends of the pool.
+
+    Comparing the whole pool would touch far more memory than the write; the rows read back and their guards are at most four times the
+    rows written.
 
     Args:
-        rows: [count], the rows returned.
-        free_before: [num_rows], bool, which rows were free before the call.
+        written: Rows that a write may change, any shape.
+        num_rows: Rows of the pool.
+    Returns:
+        [n], int64, ascending, n at most three times the rows written.
+    """
+    rows = written.reshape(-1).long()
+    ends = torch.tensor([0, num_rows - 1], device=rows.device)
+    near = torch.zeros(num_rows, dtype=torch.bool, device=rows.device)
+    near[torch.cat([rows - 1, rows + 1, ends]).clamp(0, num_rows - 1)] = True
+    near[rows] = False
+    return near.nonzero().view(-1)[: _GUARDS_A_ROW * rows.numel()]
+
+
+def check_allocation(rows: torch.Tensor | None, free_before: torch.Tensor, free_after: torch.Tensor, *, count: int, state: str) -> None:
+    """Checks what an allocator returned: `count` distinct rows that were free, are free no longer, and are all that was taken.
+
+    Args:
+        rows: [count], int32, the rows returned.
+        free_before, free_after: [num_rows], bool, which rows were free before and after the call, on the device of the rows.
         count: How many were asked for.
         state: Named in the message.
     Raises:
-        VerificationError: Too few, duplicate, foreign or occupied rows.
+        VerificationError: Too few, duplicate, foreign or occupied rows; rows of another dtype or device; rows that stay free, or more
+            rows taken than returned.
     """
     if rows is None or rows.numel() != count:
         raise VerificationError(f"allocator, {state}: asked for {count} rows, got {'none' if rows is None else rows.numel()}")
+    if rows.dtype != torch.int32 or rows.device != free_before.device:
+        expected = f"int32 rows on {free_before.device}"
+        raise VerificationError(f"allocator, {state}: expected {expected}, got {dtype_name(rows.dtype)} on {rows.device}")
     distinct = len(set(rows.tolist()))
     if distinct != count:
         raise VerificationError(f"allocator, {state}: {count - distinct} rows were handed out twice in one call")
@@ -210,3 +246,28 @@ def check_allocation(rows: torch.Tensor | None, free_before: torch.Tensor, *, co
         raise VerificationError(f"allocator, {state}: a row lies outside the pool of {free_before.numel()} rows")
     if not bool(free_before[rows.long()].all()):
         raise VerificationError(f"allocator, {state}: {int((~free_before[rows.long()]).sum())} rows were in use already")
+    remaining = free_before.clone()
+    remaining[rows.long()] = False
+    if not torch.equal(remaining, free_after):
+        raise VerificationError(f"allocator, {state}: {int((remaining != free_after).sum())} rows are free, or taken, that should not be")
+
+
+def check_state(free: torch.Tensor, *, state: str, num_free: int, count: int) -> None:
+    """Checks that an allocator is in the state that a row names, before each checked call: a reset that leaves another is refused.
+
+    Args:
+        free: [num_rows], bool.
+        state: "bump" (one free run, at the end), "run_search" (a run of `count` is free), "fragmented" (none is).
+        num_free: Free rows that the state has.
+        count: Rows that the call asks for.
+    Raises:
+        VerificationError: Another number of free rows, or other runs.
+    """
+    if int(free.sum()) != num_free:
+        raise VerificationError(f"allocator, {state}: the reset leaves {int(free.sum())} free rows where the state has {num_free}")
+    steps = torch.nn.functional.pad(free.to(torch.int8), (1, 1)).diff()
+    ends = (steps == -1).nonzero().view(-1)
+    longest = int((ends - (steps == 1).nonzero().view(-1)).max())
+    fits = {"bump": ends.numel() == 1 and int(ends[0]) == free.numel(), "run_search": longest >= count, "fragmented": longest < count}
+    if not fits[state]:
+        raise VerificationError(f"allocator, {state}: the reset leaves {ends.numel()} free runs, the longest of {longest} rows")

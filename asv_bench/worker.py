@@ -21,6 +21,7 @@ import rapid_llm
 from asv_bench import microbench, peaks, records
 from asv_bench.environment import collect_environment, collect_state
 from asv_bench.microbench import Row, Timing, TimingError, bench, bench_graph, bench_host
+from asv_bench.quiet import no_flush
 from asv_bench.suite import Prepared, SuiteRow, all_rows
 from asv_bench.verify import VerificationError
 
@@ -30,6 +31,12 @@ CHECKOUT_VARIABLE = "ASV_BUILD_DIR"
 _LONG_CALL_US = 1000.0
 """Calls that cannot be shorter than this by their work are timed one by one with a flush; shorter ones by graph replay."""
 
+
+_CHECKED_CALLS = 12
+"""At least so many calls are made over fresh poison, each checked, before a row is timed: a kernel that is wrong now and then is seen."""
+
+_SPIN_CYCLES = 2_000_000
+"""About a millisecond on the current stream before a poison."""
 
 _GENEROUS_GB_PER_S = 1e4
 _GENEROUS_TFLOP_PER_S = 1e3
@@ -125,14 +132,50 @@ class Bench:
         impl = row.suite.impl[self.device.type]
         prepared = row.suite().build(row.case, self.device)
         self._check_selection(prepared, impl)
-        difference = _checked_anew(prepared)
+        rounds = 1 if row.suite.control else math.ceil(_CHECKED_CALLS / len(prepared.calls))
+        # Calls with a reset are poisoned once: the reset is what the later rounds check.
+        differences = [
+            self._checked_anew(prepared) if turn == 0 or prepared.reset is None else _checked(prepared) for turn in range(rounds)
+        ]
+        if not row.suite.control:
+            self._check_that_poison_is_seen(prepared)
         timing = self._time(row, prepared)
-        # What the timed calls left, then a call over poison: a kernel that writes only at first leaves its first result to be read.
-        difference = max(difference, _checked(prepared), _checked_anew(prepared))
-        return self._record(row, impl, prepared, timing, difference)
+        # What the timed calls left over poison; then a call over poison, for a kernel that writes only at first; then one on other
+        # inputs at the same addresses, for a result that was kept instead of computed.
+        differences += [_checked(prepared), self._checked_anew(prepared)]
+        if prepared.vary is not None:
+            prepared.vary()
+            differences.append(self._checked_anew(prepared))
+        return self._record(row, impl, prepared, timing, max(differences))
+
+    def _check_that_poison_is_seen(self, prepared: Prepared) -> None:
+        """Refuses a check that takes poison over a right result; calls with a reset make their own output in the check."""
+        if prepared.reset is not None:
+            return
+        self._poison(prepared)
+        try:
+            prepared.check()
+        except VerificationError:
+            return
+        raise VerificationError("the suite's check takes outputs that its poison made wrong: it would take any kernel")
+
+    def _checked_anew(self, prepared: Prepared) -> float:
+        """Makes every output wrong, calls, and checks."""
+        self._poison(prepared)
+        for call in prepared.calls if prepared.reset is None else ():
+            call()
+        return _checked(prepared)
+
+    def _poison(self, prepared: Prepared) -> None:
+        """Makes every output wrong, after a wait on the current stream: what a call puts on another stream is overwritten, and seen."""
+        if self.device.type == "cuda":
+            torch.cuda._sleep(_SPIN_CYCLES)  # type: ignore[no-untyped-call]
+        prepared.poison()
 
     @staticmethod
     def _check_selection(prepared: Prepared, impl: str) -> None:
+        if prepared.called is not None and prepared.called != impl:
+            raise WrongKernelError(f"the row is named after {impl} and its calls run {prepared.called}")
         selection = prepared.selection
         if selection is not None and selection.spec.name != impl:
             raise WrongKernelError(
@@ -140,12 +183,19 @@ class Bench:
             )
 
     def _time(self, row: SuiteRow, prepared: Prepared) -> Timing:
+        def poison() -> None:
+            """Wrong again just before the timed calls; what these do not make, when only the first call is timed, is made here."""
+            prepared.poison()
+            for call in prepared.calls[1:]:
+                call()
+
         bottleneck = row.case.bottleneck
         if bottleneck == "host" or (bottleneck == "launch" and self.device.type == "cpu"):
-            return bench_host(prepared.calls[0], prepared.reset, device=self.device)
+            again = no_flush if prepared.reset is not None else poison
+            return bench_host(prepared.calls[0], prepared.reset, device=self.device, poison=again)
         if self.device.type == "cuda" and self._shortest_us(prepared) < _LONG_CALL_US:
-            return bench_graph(prepared.calls, device=self.device, set_bytes=prepared.work.moved or 0.0)
-        timing = bench(prepared.calls[0], device=self.device)
+            return bench_graph(prepared.calls, device=self.device, set_bytes=prepared.work.moved or 0.0, poison=prepared.poison)
+        timing = bench(prepared.calls[0], device=self.device, poison=poison)
         if timing.host_limited:
             raise TimingError(
                 f"HOST-LIMITED: a call that reads {timing.reading_us:.0f} us takes the host {timing.host_us:.0f} us to enqueue, longer than"
@@ -220,14 +270,6 @@ class Bench:
         work = microbench.Work(record["work"]["flops"], record["work"]["moved_bytes"], record["work"]["written_bytes"])
         flags = tuple(flag for flag in record["flags"] if flag != "STALE-CEILING")
         return self._table_row(row, record["impl"], record["latency_us"], work, max_abs_diff=record["max_abs_diff"], flags=flags)
-
-
-def _checked_anew(prepared: Prepared) -> float:
-    """Makes every output wrong, calls, and checks."""
-    prepared.poison()
-    for call in prepared.calls if prepared.reset is None else ():
-        call()
-    return _checked(prepared)
 
 
 def _checked(prepared: Prepared) -> float:

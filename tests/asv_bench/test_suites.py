@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 
 from asv_bench import bench_controls, bench_kv_write, bench_paged_decode, suite, worker
 from asv_bench.suite import Case, Prepared, RowError, Suite, SuiteRow, all_rows, rows_of, suites_in
+from asv_bench.verify import VerificationError
 from asv_bench.worker import Bench
 from rapid_llm.kernels.ops import registry
 from rapid_llm.kernels.ops.spec import KernelSpec, load_target
@@ -172,19 +174,70 @@ def test_case_4_a_kernel_that_writes_only_at_first_gives_no_number(bench: Bench,
     assert bench.measure(_decode_row("float16"))["status"] == "unverified"
 
 
+class _Fake:
+    """A prepared case that notes what is done with it; its output is right, poisoned, or remembered from before the inputs changed."""
+
+    def __init__(self, *, poisonable: bool = True, remembers: bool = False) -> None:
+        self.events: list[str] = []
+        self.inputs, self.kept, self.output = 1, None, 0
+        self.poisonable, self.remembers = poisonable, remembers
+
+    def call(self) -> None:
+        self.events.append("call")
+        if self.kept is None or not self.remembers:
+            self.kept = self.inputs
+        self.output = self.kept
+
+    def poison(self) -> None:
+        self.events.append("poison")
+        if self.poisonable:
+            self.output = 0
+
+    def check(self) -> float:
+        self.events.append("check")
+        if self.output != self.inputs:
+            raise VerificationError(f"expected {self.inputs}, got {self.output}")
+        return 0.0
+
+    def vary(self) -> None:
+        self.events.append("vary")
+        self.inputs += 1
+
+    def time(self, *arguments: Any, poison: Any, **more: Any) -> Any:
+        poison()
+        self.call()
+        self.events.append("time")
+        return _timing()
+
+    def prepared(self) -> Prepared:
+        work = bench_kv_write.Work(moved=1e6)
+        return Prepared(calls=[self.call], work=work, poison=self.poison, check=self.check, vary=self.vary)
+
+
+def _measure_fake(bench: Bench, monkeypatch: pytest.MonkeyPatch, fake: _Fake) -> dict[str, Any]:
+    monkeypatch.setattr(bench_kv_write.KVWritePrefill, "build", lambda self, case, device: fake.prepared())
+    monkeypatch.setattr(worker, "bench", fake.time)
+    return bench.measure(next(r for r in rows_of([bench_kv_write.KVWritePrefill]) if "cpu" in r.case.devices))
+
+
 def test_r4_verification_comes_before_timing_and_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    built = Prepared(
-        calls=[lambda: events.append("call")],
-        work=bench_kv_write.Work(moved=1e6),
-        poison=lambda: events.append("poison"),
-        check=lambda: events.append("check") or 0.0,
-    )
-    monkeypatch.setattr(bench_kv_write.KVWritePrefill, "build", lambda self, case, device: built)
-    monkeypatch.setattr(worker, "bench", lambda *a, **k: events.append("time") or _timing())
-    row = next(r for r in rows_of([bench_kv_write.KVWritePrefill]) if "cpu" in r.case.devices)
-    assert bench.measure(row)["status"] == "ok"
-    assert events == ["poison", "call", "check", "time", "check", "poison", "call", "check"]
+    fake = _Fake()
+    assert _measure_fake(bench, monkeypatch, fake)["status"] == "ok"
+    anew = ["poison", "call", "check"]
+    seen = ["poison", "check"]
+    timed = ["poison", "call", "time", "check"]
+    assert fake.events == [*anew * worker._CHECKED_CALLS, *seen, *timed, *anew, "vary", *anew]
+
+
+def test_case_4_a_check_that_takes_poison_gives_no_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = _measure_fake(bench, monkeypatch, _Fake(poisonable=False))
+    assert (record["status"], record["value"]) == ("unverified", None)
+    assert "takes outputs that its poison made wrong" in record["reason"]
+
+
+def test_case_4_a_result_that_was_kept_gives_no_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = _measure_fake(bench, monkeypatch, _Fake(remembers=True))
+    assert (record["status"], record["reason"]) == ("unverified", "expected 2, got 1")
 
 
 def _timing() -> Any:
@@ -222,6 +275,7 @@ def test_r65_r105_an_allocator_row_is_refused_when_its_state_is_not_the_one_it_n
     assert (reset_only_frees_all["status"] == "ok") == (state == "bump")
     monkeypatch.undo()
 
+    @functools.wraps(original)
     def duplicate(self: Any, num_tokens: int) -> Any:
         rows = original(self, num_tokens)
         if rows is not None and num_tokens == 64:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from asv_bench import verify
+from asv_bench import kv_pool, verify
 from asv_bench.verify import VerificationError
 
 
@@ -156,6 +156,81 @@ def test_guard_rows_that_changed_are_refused() -> None:
         verify.check_guards(before, after, what="w")
 
 
+@pytest.mark.parametrize("written", [[0], [7], [3, 4, 9], [0, 1, 2, 19], list(range(20))])
+def test_r60_guard_rows_are_the_neighbours_and_the_check_touches_four_times_what_was_written(written: list[int]) -> None:
+    guards = verify.guard_rows(torch.tensor(written, dtype=torch.int32), 20).tolist()
+    assert not set(guards) & set(written)
+    neighbours = {row + step for row in written for step in (-1, 1)} & set(range(20)) - set(written)
+    assert neighbours <= set(guards)
+    assert len(guards) + len(written) <= 4 * len(written)
+
+
+def test_r60_a_scatter_over_the_fixture_compares_few_rows() -> None:
+    pool = kv_pool.paged_pool(seq_lens=[], num_kv_heads=2, head_dim=16, kv_dtype="float16", device=torch.device("cpu"), spare_rows=100)
+    guards = verify.guard_rows(pool.free_rows, pool.k_rows.shape[0])
+    assert 20 < guards.numel() <= 300
+
+
+def test_edge_values_hold_what_a_store_gets_wrong() -> None:
+    scale = 0.03
+    edges = verify.edge_values(scale, torch.float16, torch.device("cpu"))
+    stored = verify.e4m3_bytes(edges.nan_to_num(0.0), scale)[0]
+    assert edges.isnan().any()
+    assert edges.isinf().sum() == 2
+    assert (edges.abs() > 448 * scale).sum() >= 4
+    assert ((stored & 0x78 == 0) & (stored & 0x07 != 0)).sum() >= 2
+    assert (edges.view(torch.int16) == -(2**15)).any()
+
+
+def test_a_small_head_is_held_to_its_own_magnitude() -> None:
+    """A tolerance from the whole output would take anything for a head that is 2**-13 of the others."""
+    inputs = _decode_inputs()
+    inputs["v_rows"] = torch.stack([inputs["v_rows"][:, 0], inputs["v_rows"][:, 1] * 2.0**-13], dim=1)
+    reference = verify.decode_reference(**inputs)
+    verify.check_decode(reference.half(), reference, kv_dtype="float16")
+    wrong = reference.half()
+    wrong[:, 4:] *= 1.05
+    with pytest.raises(VerificationError, match="elements are off"):
+        verify.check_decode(wrong, reference, kv_dtype="float16")
+
+
+def test_r8_each_dtype_has_a_tolerance_of_its_own() -> None:
+    """What bf16 may be off by is refused of fp16."""
+    inputs = _decode_inputs()
+    reference = verify.decode_reference(**inputs)
+    off = reference * 1.008
+    verify.check_decode(off.bfloat16(), reference, kv_dtype="bfloat16")
+    with pytest.raises(VerificationError):
+        verify.check_decode(off.half(), reference, kv_dtype="float16")
+
+
+def test_negative_zero_and_the_bits_of_nan_are_compared() -> None:
+    k, v, slots, pool = _write_case(torch.float16)
+    k[0, 0, 0], k[1, 0, 0] = -0.0, float("nan")
+    keep = torch.tensor([0, 1, 3, 5])
+    rows = slots[keep].long()
+    _store(pool, rows, k[keep], v[keep], (1.0, 1.0))
+    assert verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:]) == 0
+    pool[int(rows[0]), 0, 0] = 0.0
+    with pytest.raises(VerificationError, match="K half: 1 of"):
+        verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:])
+
+
+def test_a_stride_fault_passes_on_rows_in_order_and_fails_on_scattered_ones_r59() -> None:
+    """Rows counted from the first slot instead of read from the mapping."""
+    k, v, _, pool = _write_case(torch.float16)
+    for slots, fits in ((torch.arange(4, 10), True), (torch.tensor([4, 9, 2, 17, 0, 6]), False)):
+        _store(pool, slots[0] + torch.arange(6), k, v, (1.0, 1.0))
+        if fits:
+            verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:])
+        else:
+            with pytest.raises(VerificationError):
+                verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:])
+
+
+_FREE = [True, True, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
@@ -168,11 +243,40 @@ def test_guard_rows_that_changed_are_refused() -> None:
     ],
 )
 def test_r66_allocations_that_break_the_invariant_are_refused(rows: list[int] | None, why: str) -> None:
-    free = torch.tensor([True, True, True, False, True])
-    verify.check_allocation(torch.tensor([0, 2, 4], dtype=torch.int32), free, count=3, state="bump")
+    free, after = torch.tensor(_FREE), torch.tensor([False, True, False, False, False])
+    verify.check_allocation(torch.tensor([0, 2, 4], dtype=torch.int32), free, after, count=3, state="bump")
     got = None if rows is None else torch.tensor(rows, dtype=torch.int32)
     with pytest.raises(VerificationError, match=why):
-        verify.check_allocation(got, free, count=3, state="bump")
+        verify.check_allocation(got, free, after, count=3, state="bump")
+
+
+@pytest.mark.parametrize("after", [_FREE, [False, True, False, False, True], [False, False, False, False, False]])
+def test_r66_rows_that_stay_free_or_are_taken_along_are_refused(after: list[bool]) -> None:
+    rows = torch.tensor([0, 2, 4], dtype=torch.int32)
+    with pytest.raises(VerificationError, match="that should not be"):
+        verify.check_allocation(rows, torch.tensor(_FREE), torch.tensor(after), count=3, state="bump")
+
+
+def test_r66_rows_of_another_dtype_are_refused() -> None:
+    free, after = torch.tensor(_FREE), torch.tensor([False, True, False, False, False])
+    with pytest.raises(VerificationError, match="expected int32 rows on cpu, got int64"):
+        verify.check_allocation(torch.tensor([0, 2, 4]), free, after, count=3, state="bump")
+
+
+STATES = {"bump": "00001111", "run_search": "01111000", "fragmented": "01010101"}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_r64_a_state_is_told_from_every_other(state: str) -> None:
+    for name, text in STATES.items():
+        free = torch.tensor([c == "1" for c in text])
+        if name == state or (state == "run_search" and name == "bump"):  # a run at the end is a run
+            verify.check_state(free, state=state, num_free=4, count=2)
+        else:
+            with pytest.raises(VerificationError, match="the reset leaves"):
+                verify.check_state(free, state=state, num_free=4, count=2)
+    with pytest.raises(VerificationError, match="the reset leaves 8 free rows where the state has 4"):
+        verify.check_state(torch.ones(8, dtype=torch.bool), state=state, num_free=4, count=2)
 
 
 def test_r5_the_references_import_nothing_of_the_library_under_test(root: Path) -> None:
@@ -191,3 +295,11 @@ def test_r6_tolerances_are_named_and_no_suite_has_one_of_its_own(root: Path) -> 
         text = path.read_text(encoding="utf-8")
         assert "rtol" not in text.lower(), path
         assert "allclose" not in text, path
+
+
+def test_r7_the_kernel_tests_have_no_tolerance_of_their_own(root: Path) -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (root / "tests" / "kernels").glob("test_*.py")}
+    assert [name for name, text in texts.items() if "allclose" in text or "rtol" in text or "atol" in text or "approx(" in text] == []
+    for name, check in (("test_paged_decode.py", "check_decode"), ("test_kv_write.py", "check_write")):
+        assert f"{check}(" in texts[name]
+        assert "from asv_bench.verify import" in texts[name]

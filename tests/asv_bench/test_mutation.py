@@ -1,0 +1,112 @@
+"""Every planted fault is refused by every suite it applies to, and the code as it is by none (R4, R8, R53, R59, R64, R66, R105)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asv_bench.mutation import __main__ as command
+from asv_bench.mutation import matrix
+from asv_bench.mutation.fault import SUITES, Edit, Fault, PlantError
+from asv_bench.mutation.matrix import FAULTS, Cell
+from asv_bench.mutation.plant import ROOT, planted
+
+REAL = [fault for fault in FAULTS if not fault.harmless]
+
+
+def test_there_are_thirty_faults_and_eight_a_suite_that_need_no_gpu() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    here = [fault for fault in REAL if "cpu" in fault.devices]
+    assert len(here) >= 30
+    by_suite = Counter(suite for fault in here for suite in fault.rows)
+    assert set(by_suite) == set(SUITES)
+    assert min(by_suite.values()) >= 8
+
+
+def test_every_edit_fits_the_code() -> None:
+    for fault in FAULTS:
+        for path in {edit.path for edit in fault.edits}:
+            text = (ROOT / path).read_text(encoding="utf-8")
+            for edit in fault.edits:
+                text = edit.apply(text) if edit.path == path else text
+            compile(text, path, "exec")
+
+
+def test_a_text_that_is_gone_is_an_error_and_not_a_refusal(tmp_path: Path) -> None:
+    gone = Edit("rapid_llm/kv_cache.py", "no such line", "")
+    with pytest.raises(PlantError, match="has 0 times, not once"), planted([gone], tmp_path, small=True):
+        pass
+    with pytest.raises(PlantError, match="not loaded anew"), planted([Edit("README.md", "", "x")], tmp_path, small=True):
+        pass
+    with pytest.raises(PlantError, match="cannot be imported"), planted([Edit(gone.path, "", "x = (")], tmp_path, small=True):
+        pass
+
+
+def _record(status: str, reason: str = "", value: float | None = None) -> dict[str, object]:
+    return {"status": status, "reason": reason, "value": value, "latency_us": value}
+
+
+def test_only_the_expected_kind_without_a_number_is_a_refusal() -> None:
+    fault = Fault("f", "w", {}, (), reason="are off")
+    assert fault.refused_by(_record("unverified", "5 are off"))
+    assert not fault.refused_by(_record("ok", value=5.0))
+    assert not fault.refused_by(_record("unverified", "5 are off", value=5.0))
+    for record in (_record("failed", "NameError"), _record("unverified", "another"), _record("violation", "are off", 5.0)):
+        with pytest.raises(PlantError, match="expected unverified"):
+            fault.refused_by(record)
+
+
+def test_the_command_ends_with_1_for_a_miss_or_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    for outcome, status in (("refused", 0), ("MISSED", 1), ("ERROR", 1)):
+        cell = Cell("zeros", SUITES[0], "fp16", outcome, "why")
+        monkeypatch.setattr(matrix, "run", lambda faults, device, jobs, cell=cell: iter([cell]))
+        assert command.main(["--select", "zeros"]) == status
+        assert f"{outcome:9} zeros: {SUITES[0]} [fp16]: why" in capsys.readouterr().out
+    assert command.main(["--select", "nothing has this"]) == 2
+
+
+def test_a_process_that_dies_is_an_error_of_its_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unmutated code is done, the first fault kills the process, and another goes on with the second."""
+    first, second = FAULTS[0].name, FAULTS[1].name
+    lives = [
+        [{"start": ["s", "c"]}, {"done": "unmutated"}, {"start": ["s", "d"]}, {"died": "exit -11: no message"}],
+        [{"start": ["s", "c"]}, {"done": second}],
+    ]
+    asked: list[list[str]] = []
+
+    def child(wanted: list[str], device: str, folder: Path) -> Iterator[dict[str, object]]:
+        asked.append(list(wanted))
+        yield from lives[len(asked) - 1]
+
+    monkeypatch.setattr(matrix, "_child", child)
+    cells = list(matrix.run(FAULTS[:2], "cpu"))
+    assert cells == [Cell(first, "s", "d", "ERROR", "the process died: exit -11: no message")]
+    assert asked == [["unmutated", first, second], [second]]
+
+
+@pytest.mark.slow
+def test_every_applicable_fault_is_refused_and_the_code_as_it_is_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    status = command.main(["--jobs", "2", "--json", str(tmp_path / "matrix.json")])
+    printed = capsys.readouterr().out
+    cells = [Cell(**cell) for cell in json.loads((tmp_path / "matrix.json").read_text(encoding="utf-8"))["cells"]]
+    assert [cell for cell in cells if cell.outcome not in matrix.GOOD] == []
+    assert status == 0, printed
+    harmless = {fault.name for fault in FAULTS if fault.harmless} | {"unmutated"}
+    assert {cell.fault for cell in cells if cell.outcome == "accepted"} == harmless
+    seen = {(cell.fault, cell.suite) for cell in cells}
+    assert seen >= {(fault.name, suite) for fault in FAULTS if "cpu" in fault.devices for suite in fault.rows}
+    passed = {(cell.suite, cell.case) for cell in cells if cell.fault == "unmutated"}
+    assert {(cell.suite, cell.case) for cell in cells} <= passed, "a fault was measured in a row that the code as it is was not"
+
+
+def test_the_page_lists_every_fault(root: Path) -> None:
+    page = (root / "docs" / "mutation.md").read_text(encoding="utf-8")
+    assert command.listed(FAULTS) in page, "docs/mutation.md: put the output of `python -m asv_bench.mutation --list` in place of its table"
