@@ -12,9 +12,9 @@ from asv_bench.suite import Case, Suite, SuiteRow, case_with, rows_of
 _DECODE_MODULE, _WRITE_MODULE = "asv_bench.bench_paged_decode", "asv_bench.bench_kv_write"
 
 _RAGGED = {"cpu": [130, 20], "cuda": [1000, 3001, 2048, 517]}
-_SHORT = {"cpu": [70, 20], "cuda": [100, 37]}
+_SHORT = {"cpu": [40, 20], "cuda": [100, 37]}
 _LONG = [4096] * 64
-_TOKENS = {"cpu": 22, "cuda": 5002}
+_TOKENS = {"cpu": 18, "cuda": 5002}
 _FAR_ROWS = {"cpu": (1 << 23) + 8, "cuda": (1 << 20) + 8}
 """Rows before ours that push them past 2**31 elements of a 16-bit pool."""
 
@@ -33,15 +33,10 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
     decodes = {
         "fp16": _decode(first, lens),
         "bf16": _decode(first, lens, kv="bfloat16", q="bfloat16"),
-        "contiguous": _decode(first, lens, order="contiguous"),
         "one split": _decode(first, _SHORT[device]),
         "far": _decode(first, _SHORT[device], occupied_rows=far),
     }
-    bytes_ = {
-        "e4m3": _decode(first, lens, kv="e4m3"),
-        "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16"),
-        "one split": _decode(first, _SHORT[device], kv="e4m3"),
-    }
+    bytes_ = {"e4m3": _decode(first, lens, kv="e4m3"), "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16")}
     prefill = write.KVWritePrefill.cases[0]
     prefills = {
         "fp16": _write(prefill, _TOKENS[device]),
@@ -50,9 +45,10 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
         "far": _write(prefill, _TOKENS[device], occupied_rows=far),
     }
     one = write.KVWriteDecode.cases[0]
-    writes = {"fp16": _write(one, 8), "e4m3": _write(one, 8, kv="e4m3"), "one token": _write(one, 1)}
+    writes = {"fp16": _write(one, 5), "e4m3": _write(one, 5, kv="e4m3"), "one token": _write(one, 1)}
     if device == "cuda":
         decodes["long"] = _decode(first, _LONG)
+        bytes_["one split"] = _decode(first, _SHORT[device], kv="e4m3")
         bytes_["far"] = _decode(first, _SHORT[device], kv="e4m3", occupied_rows=2 * _FAR_ROWS[device])
     states = {case.args["state"]: case for case in write.Allocator.cases}
     return {

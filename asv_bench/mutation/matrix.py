@@ -118,7 +118,7 @@ def measure(names: Iterable[str]) -> None:
 
 def _events(fault: Fault, bench: Any, device: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Plants the fault anew for each row: a fault that counts calls starts from nothing."""
-    for suite, case in _places(fault, device):
+    for suite, case in places(fault, device):
         yield {"start": [suite, case]}
         place = folder / safe_name(f"{suite} {case}")
         place.mkdir(parents=True)
@@ -130,7 +130,7 @@ def _events(fault: Fault, bench: Any, device: str, folder: Path) -> Iterator[dic
         yield asdict(cell)
 
 
-def _places(fault: Fault, device: str) -> list[tuple[str, str]]:
+def places(fault: Fault, device: str) -> list[tuple[str, str]]:
     """(suite, case) of the rows that the fault is measured in; a case that the device does not have is left out."""
     modules = {name: importlib.import_module(name) for name in SUITE_MODULES}
     known = {suite: list(rows) for suite, rows in cases.rows(modules, device).items()}

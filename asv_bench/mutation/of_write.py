@@ -199,7 +199,7 @@ FAULTS = (
     Fault(
         "reciprocal",
         "e4m3 values are multiplied by the scale's reciprocal: another right way.",
-        _BYTES,
+        {PREFILL: ("e4m3",)},
         (Edit(_E4M3, "quotient = tl.div_rn(wide, tl.zeros_like(wide) + scale)", "quotient = wide * (1.0 / scale)"),),
         harmless=True,
     ),
