@@ -43,12 +43,13 @@ def _case(
     q_dtype: str = "float16",
     layout: str = "combined",
     order: str = "fragmented",
-    num_kv_heads: int = _NUM_KV_HEADS,
-    head_dim: int = _HEAD_DIM,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     **more: Any,
 ) -> Case:
     q_note = "" if q_dtype == "float16" or kv_dtype == q_dtype else f" q={q_dtype}"
-    geometry = "" if (num_kv_heads, head_dim) == (_NUM_KV_HEADS, _HEAD_DIM) else f" {num_kv_heads}x{head_dim}"
+    heads, width = num_kv_heads or _NUM_KV_HEADS, head_dim or _HEAD_DIM
+    geometry = "" if num_kv_heads is None and head_dim is None else f" {heads}x{width}"
     extra = "".join(f" {name}={value}" for name, value in more.items())
     return Case(
         label=f"decode B={len(seq_lens)} S={context} {kv_dtype}{q_note}{geometry} {layout} {order}{extra} cold",
@@ -60,8 +61,8 @@ def _case(
             "seq_lens": list(seq_lens),
             "kv_dtype": kv_dtype,
             "q_dtype": q_dtype,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
+            "num_kv_heads": heads,
+            "head_dim": width,
             "pool": {"layout": layout, "order": order, **more},
         },
     )

@@ -53,7 +53,7 @@ def run(faults: Sequence[Fault], device: str, *, jobs: int = 1) -> Iterator[Cell
     Args:
         faults: Some of `FAULTS`.
         device: "cpu" (Triton's interpreter) or "cuda".
-        jobs: Processes at a time; on a GPU one.
+        jobs: Processes at a time; on a GPU they share it: their times are worthless, their verdicts are not.
     """
     wanted = [UNMUTATED.name, *(fault.name for fault in faults if device in fault.devices)]
     cells: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
