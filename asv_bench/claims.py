@@ -68,9 +68,9 @@ def _bound(make: Callable[..., object], q_dtype: str, kv_dtype: str, head_dim: i
     return lambda device: make(getattr(torch, q_dtype), kv_dtype, head_dim, device)
 
 
-def _pool(kv_dtype: str, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+def _pool(kv_dtype: str, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     rows = torch.empty(2 * _TOKENS, 2 * _NUM_KV_HEADS, head_dim, dtype=kv_pool.pool_dtype(kv_dtype), device=device)
-    scales = {"k_scale": 0.5, "v_scale": 0.25} if kv_dtype == "e4m3" else {}
+    scales: dict[str, Any] = {"k_scale": 0.5, "v_scale": 0.25} if kv_dtype == "e4m3" else {}
     return rows[:, :_NUM_KV_HEADS], rows[:, _NUM_KV_HEADS:], scales
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import warnings
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # noqa: F401  # what a dispatch mode imports at its first use, once before the processes are forked
+import torch._dynamo  # what a dispatch mode imports at its first use, once before the processes are forked
 import triton
 
 import rapid_llm
@@ -43,9 +44,20 @@ def check_source(source: Path) -> None:
         raise SourceError(f"rapid_llm comes from {where}, not from {source}: remove the installed copy or mend PYTHONPATH")
 
 
-def compile_architecture(arch: str, cache: Path, journal: Path, select: str | None) -> None:
-    """Compiles the rows for one architecture and journals them, a line each."""
+def compile_architecture(arch: str, cache: Path, journal: Path, select: str | None, own: dict[str, Any] | None = None) -> None:
+    """Compiles the rows for one architecture and journals them, a line each.
+
+    Args:
+        arch: Of `asv_bench.stand_in.DEVICES`.
+        cache: Where figures and listings are kept.
+        journal: File to write.
+        select: Regular expression over row ids.
+        own: Figures of the device of this machine, in place of those of the architecture's named device.
+    """
     device = DEVICES[arch]
+    if own is not None:
+        figures = {name: own[name] for name in ("name", "multiprocessors", "l2_bytes")}
+        device = dataclasses.replace(device, **figures)
     wanted = re.compile(select) if select else None
     with journal.open("a", encoding="utf-8") as file, standing_in(device) as cuda, warnings.catch_warnings():
         warnings.simplefilter("ignore")

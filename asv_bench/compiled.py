@@ -27,6 +27,9 @@ from typing import Any
 SCHEMA = "rapid_llm/compiled/1"
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
+THIS_DEVICE = "this-device"
+"""Stands for the GPU of this machine, with its own number of multiprocessors and L2, where an architecture is named."""
+
 _HERE = Path(__file__).resolve().parent
 _POLL_S = 0.05
 _HANG_S = 300.0
@@ -43,10 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, required=True, help="folder of what was compiled before")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     parser.add_argument("--select", help="only rows whose id the regular expression finds")
+    parser.add_argument("--this-device", action="store_true", help="compile for this machine's GPU, with its own figures")
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     options = parser.parse_args(arguments)
     try:
-        record = compiled(options.source.resolve(), options.cache.resolve(), options.architectures, select=options.select)
+        architectures = [THIS_DEVICE] if options.this_device else options.architectures
+        record = compiled(options.source.resolve(), options.cache.resolve(), architectures, select=options.select)
     except SourceError as error:
         print(f"asv_bench.compiled: {error}", file=sys.stderr)
         return 1
@@ -66,12 +71,16 @@ def compiled(source: Path, cache: Path, architectures: Sequence[str], *, select:
         SourceError: There is no rapid_llm in `source`, or triton is not installed.
     """
     tools = tool_versions()
+    device = this_device() if THIS_DEVICE in architectures else None
+    if device is not None:
+        tools["this_device"] = device
+        tools["ptxas"][THIS_DEVICE] = tools["ptxas"][_architecture_of(device)]
     key = _key(source, tools, architectures, select)
     kept = cache / "records" / f"{key}.json"
     if kept.is_file():
         made: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         return made
-    found = _compile_all(source, cache, architectures, select)
+    found = _compile_all(source, cache, architectures, select, device)
     record = {"schema": SCHEMA, "source": key, **tools, "architectures": found}
     record["codes"] = {code: _read_code(cache, code) for code in _codes(found)}
     if not any(arch["died"] for arch in found.values()):
@@ -90,6 +99,33 @@ def tool_versions() -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError as error:
         raise SourceError(f"{error.name} is not installed for {sys.executable}: install the project's dependencies") from error
     return {**versions, "ptxas": {arch: _ptxas_version(_ptxas(arch)) for arch in ARCHITECTURES}}
+
+
+def this_device() -> dict[str, Any]:
+    """Name, capability, multiprocessors and L2 of this machine's GPU, asked by a process that ends: a forked one must not have used it.
+
+    Raises:
+        SourceError: torch sees none.
+    """
+    code = (
+        "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps(dict(name=p.name, capability=[p.major, p.minor],"
+        " multiprocessors=p.multi_processor_count, l2_bytes=p.L2_cache_size)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        raise SourceError(f"torch sees no GPU on this machine ({done.stderr.strip().splitlines()[-1]}): name architectures instead")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _architecture_of(device: dict[str, Any]) -> str:
+    major, minor = device["capability"]
+    arch = f"sm_{10 * major + minor}"
+    if arch not in ARCHITECTURES:
+        raise SourceError(
+            f"{device['name']} has the compute capability {major}.{minor}, of which asv_bench/stand_in.py knows no limits: add it"
+        )
+    return arch
 
 
 def _ptxas(arch: str) -> Path:
@@ -132,7 +168,9 @@ def _key(source: Path, tools: dict[str, Any], architectures: Sequence[str], sele
     return digest.hexdigest()[:32]
 
 
-def _compile_all(source: Path, cache: Path, architectures: Sequence[str], select: str | None) -> dict[str, Any]:
+def _compile_all(
+    source: Path, cache: Path, architectures: Sequence[str], select: str | None, device: dict[str, Any] | None
+) -> dict[str, Any]:
     """Runs one forked process an architecture, as many at a time as there are cores."""
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
     os.environ.pop("TRITON_INTERPRET", None)
@@ -142,14 +180,16 @@ def _compile_all(source: Path, cache: Path, architectures: Sequence[str], select
     compile_rows.check_source(source)
     context = multiprocessing.get_context("fork")
     cache.mkdir(parents=True, exist_ok=True)
-    waiting, running, results = list(architectures), {}, {}
+    waiting, results = list(architectures), {}
+    running: dict[str, tuple[Any, Path, float]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
                 arch = waiting.pop(0)
                 journal = cache / f".{arch}-{os.getpid()}.jsonl"
                 journal.unlink(missing_ok=True)
-                child = context.Process(target=compile_rows.compile_architecture, args=(arch, cache, journal, select))
+                of = _architecture_of(device) if device is not None else arch
+                child = context.Process(target=compile_rows.compile_architecture, args=(of, cache, journal, select, device))
                 child.start()
                 running[arch] = (child, journal, time.monotonic())
             for arch, (child, journal, started_s) in list(running.items()):
@@ -181,7 +221,7 @@ def _result(arch: str, journal: Path, status: int | None) -> dict[str, Any]:
         died = f"the process that compiles for {arch} ended with {status} in {where}"
         if begun and len(begun) > len(rows):
             rows.append({"id": begun[-1], "state": "failed", "reason": died, "op": "", "impl": "", "version": "", "launches": []})
-    device = next((event["device"] for event in events if "device" in event), {})
+    device: dict[str, Any] = next((event["device"] for event in events if "device" in event), {})
     return {"device": device, "died": died, "rows": {row.pop("id"): row for row in rows}}
 
 

@@ -20,8 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asv_bench import machine_code
+from asv_bench.suite import Prepared
 
-_NO_KERNEL = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias", "detach"})
+_NO_KERNEL = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias", "detach"}
+)
 """Operations that start nothing on the device though they are no views."""
 
 
@@ -62,6 +65,13 @@ def hash_of(launches: list[Launch]) -> str:
     """Identity of an ordered list of launches: 16 hex digits; the name of a Triton kernel does not count."""
     told = [{**launch.record(), "name": "" if launch.kind == "triton" else launch.name} for launch in launches]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def row_hash(prepared: Prepared) -> str:
+    """Identity of what one call of a prepared row starts; the call is made once more."""
+    if prepared.reset is not None:
+        prepared.reset()
+    return hash_of(record(prepared.calls[0]))
 
 
 def record(call: Callable[[], object], *, launch: bool = True) -> list[Launch]:

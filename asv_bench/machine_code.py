@@ -1,7 +1,7 @@
 """What the compiler made of a kernel: figures of one cubin, exact and without a GPU.
 
-Registers, stack and spills are what ptxas says of its own work; instructions are counted in the SASS that cuobjdump prints (both tools are in
-Triton's wheel). Counts are of instructions in the code, not of how often a loop runs them.
+Registers, stack and spills are what ptxas says of its own work; instructions are counted in the SASS that cuobjdump prints (both tools are
+in Triton's wheel). Counts are of instructions in the code, not of how often a loop runs them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _HASHED_SECTIONS = (".text", ".nv.constant", ".nv.global.init")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
-_ADDRESS = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s*|\s*/\* 0x[0-9a-f]{16} \*/\s*$", re.MULTILINE)
 
 _CONVERSIONS = frozenset({"F2F", "F2FP", "F2I", "F2IP", "I2F", "I2FP", "I2I", "I2IP"})
 _BULK_COPIES = frozenset({"UBLKCP", "UTMALDG", "UTMASTG", "UBLKPF"})
@@ -33,7 +32,8 @@ REGISTERS_A_MULTIPROCESSOR = 65536
 _REGISTER_UNIT = 256
 """Registers are given to a warp in steps of this many."""
 _WARP_UNIT = 4
-_SHARED_UNIT = {8: 128, 9: 128, 10: 128, 12: 128}
+_SHARED_UNIT = 128
+"""Shared memory is given to a block in steps of this many bytes."""
 _RESERVED_SHARED_BYTES = 1024
 """Shared memory of a block that the system takes from compute capability 8.0 on."""
 
@@ -127,9 +127,10 @@ def figures(sass: str, ptxas_log: str) -> dict[str, int]:
     if spills is None or registers is None:
         raise ToolError("ptxas said nothing of registers and spills: its wording has changed, mend asv_bench/machine_code.py")
     counts: Counter[str] = Counter()
-    total = 0
+    total = size = 0
     for opcode, operands in (match.groups() for match in _INSTRUCTION.finditer(sass)):
         name, *modifiers = opcode.split(".")
+        size += 16
         if name == "NOP":
             continue
         total += 1
@@ -140,7 +141,7 @@ def figures(sass: str, ptxas_log: str) -> dict[str, int]:
         "spill_store_bytes": int(spills[2]),
         "spill_load_bytes": int(spills[3]),
         "instructions": total,
-        "code_bytes": 16 * total,
+        "code_bytes": size,
     }
     for access in _ACCESSES.values():
         made |= {f"{access}_{width}": counts[f"{access}_{width}"] for width in _WIDTHS}
@@ -188,5 +189,5 @@ def occupancy_warps(limits: Limits, *, registers: int, shared_bytes: int, warps_
     """
     a_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
     by_registers = (REGISTERS_A_MULTIPROCESSOR // a_warp) // _WARP_UNIT * _WARP_UNIT // warps_a_block if registers else limits.blocks
-    a_block = -(-(shared_bytes + _RESERVED_SHARED_BYTES) // 128) * 128
+    a_block = -(-(shared_bytes + _RESERVED_SHARED_BYTES) // _SHARED_UNIT) * _SHARED_UNIT
     return warps_a_block * min(limits.blocks, limits.warps // warps_a_block, by_registers, limits.shared_bytes // a_block)

@@ -63,7 +63,8 @@ DEVICES: dict[str, Device] = {
     "sm_100": Device("B200", (10, 0), 148, 126 * MIB, 64, 32, 228 * KIB, 227 * KIB),
     "sm_120": Device("RTX PRO 6000 Blackwell", (12, 0), 188, 128 * MIB, 48, 24, 100 * KIB, 99 * KIB),
 }
-"""Limits of a multiprocessor: CUDA C++ Programming Guide, technical specifications per compute capability; the rest: NVIDIA's data sheets."""
+"""Limits of a multiprocessor: CUDA C++ Programming Guide, technical specifications per compute capability. The rest: NVIDIA's
+data sheets."""
 
 
 class _Driver:
@@ -87,7 +88,7 @@ class _OnMeta(TorchFunctionMode):
     """Makes every tensor a meta tensor that says it is on cuda:0."""
 
     _DEVICE = torch.Tensor.device.__get__
-    _IS_CUDA = torch.Tensor.is_cuda.__get__
+    _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]  # a getter, which torch's stubs call a bool
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == self._DEVICE:
@@ -129,7 +130,7 @@ def _zeros(shape: tuple[int, ...], zero: float) -> Any:
 
 def _address(tensor: torch.Tensor) -> int:
     """A number with the alignment that the tensor's first element has in an aligned storage."""
-    return _BASE_ALIGNMENT + tensor.storage_offset() * tensor.element_size()
+    return _BASE_ALIGNMENT + int(tensor.storage_offset()) * tensor.element_size()
 
 
 class _Zeros(TorchDispatchMode):
@@ -149,7 +150,7 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = None) -> _Generator:
         del device
-        return super().__new__(cls, "cpu")
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # torch's stubs know its __init__ only
 
 
 def _forget_the_device(*modules: ModuleType) -> None:
@@ -178,21 +179,19 @@ def standing_in(device: Device) -> Iterator[torch.device]:
         return torch.empty(num_tokens, dtype=torch.int32, device=manager.device)
 
     major, minor = device.capability
-    properties = mock.Mock(
-        multi_processor_count=device.multiprocessors, L2_cache_size=device.l2_bytes, major=major, minor=minor, spec=[]
-    )
+    properties = mock.Mock(multi_processor_count=device.multiprocessors, L2_cache_size=device.l2_bytes, major=major, minor=minor, spec=[])
     properties.name = device.name
     before = triton.runtime.driver._active
     triton.runtime.driver.set_active(_Driver(device))
     _forget_the_device(launch, checks)
     try:
         with (
-            mock.patch.object(torch.cuda, "get_device_properties", lambda *a, **k: properties),
-            mock.patch.object(torch.cuda, "get_device_capability", lambda *a, **k: device.capability),
+            mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
+            mock.patch.object(torch.cuda, "get_device_capability", return_value=device.capability),
             mock.patch.object(torch, "Generator", _Generator),
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
             mock.patch.object(KVCacheManager, "alloc_kvcache_index", take),
-            mock.patch.object(KVCacheManager, "release", lambda manager, rows, **kept: None),
+            mock.patch.object(KVCacheManager, "release", return_value=None),
             _OnMeta(),
             _Zeros(),
         ):
