@@ -215,9 +215,9 @@ def _told(launches: tuple[LaunchFile, ...]) -> str:
 
 
 def _arguments(launch: LaunchFile, other: LaunchFile) -> str:
-    """The arguments in which a launch differs, by place; all where their number differs too."""
+    """The arguments in which a launch differs, by place; where their number differs, that."""
     if len(launch.arguments) != len(other.arguments):
-        return f"{len(launch.arguments)}: {', '.join(launch.arguments)}"
+        return f"{len(launch.arguments)} arguments"
     differing = [f"#{i} {value}" for i, value in enumerate(launch.arguments) if value != other.arguments[i]]
     return ", ".join(differing) or launch.name
 

@@ -81,6 +81,10 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
             f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
             " record`, or leave --require-baseline out to compare with the merge-base."
         )
+    if baseline is None and base.sha == head.sha and repository.is_shallow:
+        raise UsageError(
+            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
+        )
     compiled = None
     if options.compiled:
         folder = options.directory / "runs" / "compiled"
@@ -160,10 +164,6 @@ def _against_merge_base(
     repository: Repository, places: Places, device: Device, base: Commit, head: Commit, options: Options, console: Console
 ) -> GateResult:
     same = base.sha == head.sha
-    if same and repository.is_shallow:
-        raise UsageError(
-            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
-        )
     if same:
         base, head = head, repository.empty_commit_on(head)
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
