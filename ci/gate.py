@@ -153,7 +153,7 @@ def _against_baseline(
         runs.append(_selected(run.load(places, device, head), options))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
         if options.select or options.skip:
-            baseline = _selected_baseline(baseline, runs[0], options)
+            baseline = _selected_baseline(baseline, runs[0], options.select or "", options.skip)
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
@@ -204,12 +204,12 @@ def _selected(result: CommitResult, options: Options) -> CommitResult:
     return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
 
 
-def _selected_baseline(baseline: Baseline, measured: CommitResult, options: Options) -> Baseline:
+def _selected_baseline(baseline: Baseline, measured: CommitResult, select: str, skip: Sequence[str] = ()) -> Baseline:
     """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
     kept = {
         name: row
         for name, row in baseline.rows.items()
-        if row.key in measured.rows or (not row.control and name not in options.skip and re.search(options.select or "", name) is not None)
+        if row.key in measured.rows or (not row.control and name not in skip and re.search(select, name) is not None)
     }
     return msgspec.structs.replace(baseline, rows=kept)
 
@@ -226,8 +226,8 @@ def _told(options: Options, measured: CommitResult, result: GateResult) -> GateR
 
 
 def _key_of(row_id: str) -> RowKey:
-    benchmark, _, case = row_id.partition("(")
-    return RowKey(benchmark, (case.removesuffix(")"),))
+    benchmark, found, case = row_id.partition("(")
+    return RowKey(benchmark, (case.removesuffix(")"),) if found else ())
 
 
 def _read_state(path: Path) -> object:
