@@ -80,7 +80,9 @@ def compare_compiled(
     told = list(notices)
     findings: list[CompiledFinding] = []
     counts: dict[str, dict[str, int]] = {}
-    for architecture, side in head.architectures.items():
+    architectures = sorted(head.architectures, key=_natural)
+    for architecture in architectures:
+        side = head.architectures[architecture]
         stored, why = _comparable(baselines.get(architecture), head, architecture)
         if why:
             told.append(why)
@@ -92,7 +94,7 @@ def compare_compiled(
             found.append(_judge(architecture, name, reference, side.rows.get(name), head.codes, listing))
         counts[architecture] = dict(sorted(Counter(finding.verdict.value for finding in found).items()))
         findings += _grouped(finding for finding in found if finding.verdict not in _QUIET)
-    findings.sort(key=lambda finding: (_ORDER.index(finding.verdict), finding.kernel, list(head.architectures).index(finding.architecture)))
+    findings.sort(key=lambda finding: (_ORDER.index(finding.verdict), finding.kernel, architectures.index(finding.architecture)))
     code, reason = _conclude(findings, counts)
     return CompiledResult(
         exit_code=int(code),
@@ -100,9 +102,18 @@ def compare_compiled(
         counts=counts,
         findings=tuple(findings),
         notices=tuple(dict.fromkeys(told)),
-        tools={"triton": head.triton, **{f"ptxas {arch}": version for arch, version in head.ptxas.items() if arch in head.architectures}},
-        devices={arch: str(side.device.get("name", "unknown")) for arch, side in head.architectures.items()},
+        tools={"triton": head.triton, **{f"ptxas {arch}": version for arch, version in head.ptxas.items() if arch in architectures}},
+        devices={arch: str(head.architectures[arch].device.get("name", "unknown")) for arch in architectures},
     )
+
+
+ACCEPT = f"A change for the worse that is wanted is accepted by merging its baseline first: {_REFRESH}."
+
+
+def _natural(architecture: str) -> tuple[int, str]:
+    """sm_90 before sm_100."""
+    digits = architecture.rpartition("_")[2]
+    return (int(digits) if digits.isdigit() else 0, architecture)
 
 
 _QUIET = (CompiledVerdict.IDENTICAL, CompiledVerdict.UNSUPPORTED)
@@ -180,7 +191,7 @@ def _compare_launches(
     for old, new in _aligned(before, after):
         if old.kind == "triton" and old.code != new.code:
             pairs.append((old, new))
-            changes += _of(new, len(after) > 1, compare_figures(_figures(old, old_codes), _figures(new, new_codes)))
+            changes += _of(new, compare_figures(_figures(old, old_codes), _figures(new, new_codes)))
         told = []
         if old.grid != new.grid:
             old_grid, new_grid = (" × ".join(map(str, launch.grid)) for launch in (old, new))
@@ -188,13 +199,12 @@ def _compare_launches(
         if old.arguments != new.arguments or (old.kind == "torch" and old.name != new.name):
             old_arguments, new_arguments = (_arguments(launch, other) for launch, other in ((old, new), (new, old)))
             told.append(CompiledChange("arguments", "", old_arguments, new_arguments, CompiledVerdict.CHANGED, ARGUMENTS_MEANING))
-        changes += _of(new, len(after) > 1, told)
+        changes += _of(new, told)
     return changes, pairs
 
 
-def _of(launch: LaunchFile, several: bool, changes: list[CompiledChange]) -> list[CompiledChange]:
-    """Names the kernel where a call launches several."""
-    return [replace(change, metric=f"{launch.name}: {change.metric}") if several else change for change in changes]
+def _of(launch: LaunchFile, changes: list[CompiledChange]) -> list[CompiledChange]:
+    return [replace(change, kernel=launch.name) for change in changes]
 
 
 def _aligned(before: tuple[LaunchFile, ...], after: tuple[LaunchFile, ...]) -> list[tuple[LaunchFile, LaunchFile]]:
@@ -275,13 +285,18 @@ def summary_lines(findings: Iterable[CompiledFinding]) -> list[str]:
         told = [change for change in finding.changes if change.verdict is finding.verdict] or list(finding.changes)
         for change in told:
             unit = f" {change.unit}" if change.unit else ""
-            key = (finding.kernel, finding.verdict.value, f"{change.metric} {change.before} → {change.after}{unit}")
+            key = (change.kernel or finding.kernel, finding.verdict.value, f"{change.metric} {change.before} → {change.after}{unit}")
             places = lines.setdefault(key, [])
             if finding.architecture not in places:
                 places.append(finding.architecture)
         if not told:
             lines.setdefault((finding.kernel, finding.verdict.value, finding.reason or "differs"), []).append(finding.architecture)
     return [f"{kernel}: {what} on {', '.join(places)}" for (kernel, _, what), places in lines.items()]
+
+
+def by_architecture(compiled: CompiledResult) -> list[tuple[str, dict[str, int]]]:
+    """Counts of each architecture in their order, whatever order a file has them in."""
+    return sorted(compiled.counts.items(), key=lambda item: _natural(item[0]))
 
 
 def with_compiled(result: GateResult, compiled: CompiledResult) -> GateResult:

@@ -101,6 +101,8 @@ class CompiledChange:
     after: str
     verdict: CompiledVerdict
     meaning: str
+    kernel: str = ""
+    """The kernel that it is of, where it is of one."""
 
 
 @dataclass(frozen=True)

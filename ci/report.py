@@ -19,7 +19,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from ci.compiled import summary_lines
+from ci.compiled import ACCEPT, by_architecture, summary_lines
 from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict, RunVerdict
 from ci.templates.figures import (
@@ -138,6 +138,8 @@ def render_html(result: GateResult) -> str:
         ceilings=ceiling_items(result.ceilings),
         environment=environment_items(result.environment),
         tones=tones(),
+        accept=ACCEPT,
+        architectures=by_architecture(result.compiled) if result.compiled else [],
     )
     return visible(page)
 
@@ -212,7 +214,7 @@ def _compiled_lines(result: GateResult) -> list[str]:
     for verdict in CompiledVerdict:
         told = summary_lines(finding for finding in result.compiled.findings if finding.verdict is verdict)
         lines += [f"- {verdict.value}: {markdown_text(line, 300)}" for line in told]
-    return [*lines, ""]
+    return [*lines, *([markdown_text(ACCEPT)] if result.compiled.exit_code == 1 else []), ""]
 
 
 def _summary_head(result: GateResult) -> list[str]:

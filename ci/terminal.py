@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ci.compiled import summary_lines
+from ci.compiled import ACCEPT, by_architecture, summary_lines
 from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict
 from ci.report import mode_in_words, next_step
@@ -77,7 +77,7 @@ def _compiled(console: Console, result: GateResult) -> None:
     """What the compiler made: one line a kernel and figure, and how many there are beyond the limit."""
     if result.compiled is None:
         return
-    _line(console, f"compiled for {', '.join(result.compiled.counts)}: {result.compiled.reason}")
+    _line(console, f"compiled for {', '.join(name for name, _ in by_architecture(result.compiled))}: {result.compiled.reason}")
     looks = {
         CompiledVerdict.REGRESSED: "bad",
         CompiledVerdict.FAILED: "bad",
@@ -90,6 +90,8 @@ def _compiled(console: Console, result: GateResult) -> None:
             _line(console, f"{verdict.value}  {line}", _STYLES[looks.get(verdict, "plain")])
         if len(told) > MAX_COMPILED_LINES:
             _line(console, f"{verdict.value}  {len(told) - MAX_COMPILED_LINES} more, see index.html.")
+    if result.compiled.exit_code == 1:
+        _line(console, ACCEPT)
 
 
 def _by_section(rows: Sequence[RowOutcome]) -> list[RowOutcome]:

@@ -67,7 +67,7 @@ def test_a_planted_fault_is_named_with_figure_and_architecture(planted: dict[str
     result = planted[fault.name]
     (finding,) = result.findings
     assert finding.architecture == ARCH
-    named = {(change.metric.rpartition(": ")[2], change.verdict.value) for change in finding.changes}
+    named = {(change.metric, change.verdict.value) for change in finding.changes}
     assert set(fault.metrics) <= named
     assert result.exit_code == (1 if "REGRESSED" in {verdict for _, verdict in named} else 0)
     (line, *_) = summary_lines(result.findings)

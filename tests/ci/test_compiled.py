@@ -175,6 +175,22 @@ def test_a_row_of_the_baseline_that_is_gone_is_missing_unless_it_was_not_selecte
     assert judged(a_row(a_launch()), baselines={ARCH: stored}, selected=True).exit_code == 0
 
 
+def test_architectures_are_told_in_their_order_and_each_kernel_once() -> None:
+    order = ["sm_100", "sm_80", "sm_90"]
+    base, head = (
+        a_record(
+            {},
+            {"c0": FIGURES, "c1": WORSE},
+            ptxas=dict.fromkeys(order, "1"),
+            architectures={arch: {"device": {}, "rows": {ROW: a_row(a_launch(code), a_launch("", kind="torch"))}} for arch in order},
+        )
+        for code in ("c0", "c1")
+    )
+    result = compare_compiled(base, head, {})
+    assert list(result.counts) == ["sm_80", "sm_90", "sm_100"]
+    assert summary_lines(result.findings) == ["kernel: spill stores 0 → 64 bytes on sm_80, sm_90, sm_100"]
+
+
 def test_rows_with_the_same_change_are_one_finding() -> None:
     other = ROW.replace("case", "other")
     base = a_record({ROW: a_row(a_launch()), other: a_row(a_launch())})

@@ -107,9 +107,7 @@ def table(flags: dict[str, Any], times: dict[str, Any] | None, arch: str = "sm_9
             by_verdict.setdefault(finding["verdict"], []).append(name.removeprefix("sm_"))
         where = "; ".join(f"{verdict} {', '.join(names)}" for verdict, names in by_verdict.items())
         here = found.get(arch, {"verdict": "IDENTICAL", "changes": [], "reason": ""})
-        said = [
-            f"{metric.rpartition(': ')[2]} {old} → {new}" for metric, old, new, verdict in here["changes"] if verdict == here["verdict"]
-        ]
+        said = [f"{metric} {old} → {new}" for metric, old, new, verdict in here["changes"] if verdict == here["verdict"]]
         change, agrees = "not measured", ""
         if times is not None:
             effect, noise = _effect(times, fault.name, fault.rows)
