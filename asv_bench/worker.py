@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import rapid_llm
-from asv_bench import microbench, peaks, records
+from asv_bench import launches, microbench, peaks, records
 from asv_bench.environment import collect_environment, collect_state
 from asv_bench.microbench import Row, Timing, TimingError, bench, bench_graph, bench_host
 from asv_bench.quiet import no_flush
@@ -250,6 +250,7 @@ class Bench:
             "explain": "" if prepared.selection is None else prepared.selection.explain(),
             "flags": [mark for mark in table_row.marks if mark != "VIOLATION"],
             "input_hash": _hash(prepared),
+            "launch_hash": launches.row_hash(prepared) if self.device.type == "cuda" else None,
         }
 
     def _table_row(self, row: SuiteRow, impl: str, us: float, work: microbench.Work, **more: Any) -> Row:

@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
+from ci import compiled_run, run, spread, tables
 from ci import gate as gating
-from ci import run, spread, tables
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
@@ -50,6 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--rounds", type=_positive, default=gating.SCREEN_ROUNDS, help="processes a run against a stored baseline")
     gate.add_argument("--no-baseline", action="store_true", help="compare with the merge-base though there is a stored baseline")
     gate.add_argument("--require-baseline", action="store_true", help="no baseline for this device is an error (4)")
+    gate.add_argument("--no-compiled", action="store_true", help="leave out what the compiler makes of the kernels")
+    gate.add_argument(
+        "--skip-identical", action="store_true", help="do not measure rows that launch exactly what the merge-base launches (GPU only)"
+    )
     gate.add_argument("--no-resume", action="store_true", help="start anew after an interrupted run")
 
     measure = commands.add_parser("run", help="measure a commit and keep its results")
@@ -74,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="print every row of kept runs as Markdown")
     table.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
     table.add_argument("--spread", action="store_true", help="print how far fresh processes differ, instead")
+
+    compiled = commands.add_parser("compiled", help="compile HEAD for every architecture and accept what comes of it, no GPU needed")
+    compiled_actions = compiled.add_subparsers(dest="action", required=True, metavar="ACTION")
+    accept = compiled_actions.add_parser("record", help="write baselines/compiled/<architecture>.json")
+    accept.add_argument("commit", nargs="?", default="HEAD")
+    accept.add_argument("--reason", required=True, help="why this state is accepted")
 
     baseline = commands.add_parser("baseline", help="record or show a baseline")
     actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -151,6 +161,8 @@ def _gate(options: argparse.Namespace, console: Console) -> int:
         ignore_baseline=options.no_baseline,
         require_baseline=options.require_baseline,
         resume=not options.no_resume,
+        compiled=not options.no_compiled,
+        skip_identical=options.skip_identical,
     )
     return gating.gate(Path.cwd(), wanted, console).exit_code
 
@@ -251,6 +263,15 @@ def _baseline(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
+def _compiled(options: argparse.Namespace, console: Console) -> int:
+    repository = Repository(Path.cwd())
+    commit = repository.commit(options.commit)
+    made = compiled_run.compile_commit(repository, Places(repository.root), commit)
+    for path in compiled_run.record_baselines(made, commit, repository.root, reason=options.reason):
+        console.print(f"{path.relative_to(repository.root)}", markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
 def _record(options: argparse.Namespace, console: Console) -> int:
     runs = [_kept(folder) for folder in options.runs]
     made = baselines.record(
@@ -271,7 +292,15 @@ def _table(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
-_COMMANDS = {"gate": _gate, "run": _run, "compare": _compare, "report": _report, "table": _table, "baseline": _baseline}
+_COMMANDS = {
+    "gate": _gate,
+    "run": _run,
+    "compare": _compare,
+    "report": _report,
+    "table": _table,
+    "baseline": _baseline,
+    "compiled": _compiled,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

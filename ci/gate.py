@@ -19,14 +19,15 @@ import msgspec
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import run
+from ci import compiled_gate, run
 from ci.baseline import Baseline
 from ci.compare import compare_baseline, needs_second_run
+from ci.compiled import with_compiled
 from ci.confirm import compare_pairs
 from ci.device import Device, detect
 from ci.errors import BaselineError, UsageError
 from ci.jsonio import write_atomic
-from ci.model import CommitResult, GateResult
+from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowVerdict
 from ci.repo import Commit, Repository
 from ci.report import write_report
 from ci.run import Places, RunPlan
@@ -36,7 +37,7 @@ from ci.verdict_file import dump
 SCREEN_ROUNDS = 3
 PAIRS = 12
 _STATE = "gate-state.json"
-_RUNS = ("1", "2", "pairs")
+_RUNS = ("1", "2", "pairs", "compiled")
 """Folders in a report's `runs/` that a gate makes."""
 
 
@@ -52,6 +53,10 @@ class Options:
     ignore_baseline: bool = False
     require_baseline: bool = False
     resume: bool = True
+    compiled: bool = True
+    skip_identical: bool = False
+    skip: tuple[str, ...] = ()
+    """Ids of rows that `skip_identical` found."""
 
 
 def gate(root: Path, options: Options, console: Console) -> GateResult:
@@ -76,6 +81,16 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
             f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
             " record`, or leave --require-baseline out to compare with the merge-base."
         )
+    if baseline is None and base.sha == head.sha and repository.is_shallow:
+        raise UsageError(
+            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
+        )
+    compiled = None
+    if options.compiled:
+        folder = options.directory / "runs" / "compiled"
+        compiled = compiled_gate.judge(repository, places, tip, base, head, select=options.select, directory=folder, console=console)
+    if options.skip_identical:
+        options = replace(options, skip=compiled_gate.rows_to_skip(repository, places, device, base, head, console))
     if baseline is None:
         result = _against_merge_base(repository, places, device, base, head, options, console)
     else:
@@ -83,6 +98,8 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     result = replace(
         result, notices=(*notices, *result.notices), created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     )
+    if compiled is not None:
+        result = with_compiled(result, compiled)
     publish(result, options.directory, console)
     return result
 
@@ -132,11 +149,11 @@ def _against_baseline(
     runs: list[CommitResult] = []
     while True:
         run.forget(places, device, [head])
-        run.run_asv(places, RunPlan((head,), options.rounds, select=options.select), console)
+        run.run_asv(places, RunPlan((head,), options.rounds, select=options.select, skip=options.skip), console)
         runs.append(_selected(run.load(places, device, head), options))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
-        if options.select:
-            baseline = _selected_baseline(baseline, runs[0], options.select)
+        if options.select or options.skip:
+            baseline = _selected_baseline(baseline, runs[0], options.select or "", options.skip)
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
@@ -147,10 +164,6 @@ def _against_merge_base(
     repository: Repository, places: Places, device: Device, base: Commit, head: Commit, options: Options, console: Console
 ) -> GateResult:
     same = base.sha == head.sha
-    if same and repository.is_shallow:
-        raise UsageError(
-            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
-        )
     if same:
         base, head = head, repository.empty_commit_on(head)
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
@@ -167,7 +180,7 @@ def _against_merge_base(
 def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console) -> list[CommitResult]:
     """Measures commits in interleaved rounds; a run that was interrupted goes on where it stopped."""
     state_file = places.root / ".asv" / _STATE
-    state = {"commits": [commit.sha for commit in commits], "select": options.select, "device": device.key}
+    state = {"commits": [commit.sha for commit in commits], "select": options.select, "skip": list(options.skip), "device": device.key}
     done = 0
     if options.resume and _read_state(state_file) == state:
         done = _finished_rounds(places, device, commits)
@@ -177,7 +190,8 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
         console.print(f"going on after {done} pairs of an interrupted run", highlight=False)
     write_atomic(state_file, json.dumps(state) + "\n")
     if done < options.pairs:
-        run.run_asv(places, RunPlan(tuple(commits), options.pairs - done, append=done > 0, select=options.select), console)
+        plan = RunPlan(tuple(commits), options.pairs - done, append=done > 0, select=options.select, skip=options.skip)
+        run.run_asv(places, plan, console)
     measured = [run.load(places, device, commit) for commit in commits]
     state_file.unlink(missing_ok=True)
     return measured
@@ -185,26 +199,35 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
 
 def _selected(result: CommitResult, options: Options) -> CommitResult:
     """Without the rows that the selection left out: asv lists them as skipped, and no process recorded them."""
-    if options.select is None:
+    if options.select is None and not options.skip:
         return result
     return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
 
 
-def _selected_baseline(baseline: Baseline, measured: CommitResult, select: str) -> Baseline:
+def _selected_baseline(baseline: Baseline, measured: CommitResult, select: str, skip: Sequence[str] = ()) -> Baseline:
     """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
     kept = {
         name: row
         for name, row in baseline.rows.items()
-        if row.key in measured.rows or (not row.control and re.search(select, name) is not None)
+        if row.key in measured.rows or (not row.control and name not in skip and re.search(select, name) is not None)
     }
     return msgspec.structs.replace(baseline, rows=kept)
 
 
 def _told(options: Options, measured: CommitResult, result: GateResult) -> GateResult:
-    """Says in the report that only a selection was measured."""
+    """Says in the report what was not measured: a selection's other rows, and rows that launch exactly what the base does."""
+    if options.skip:
+        why = "not measured: it launches exactly what the merge-base does (--skip-identical)"
+        rows = tuple(RowOutcome(key=_key_of(name), verdict=RowVerdict.SKIPPED, reason=why, section="other") for name in options.skip)
+        result = replace(result, rows=(*result.rows, *rows), notices=(*result.notices, f"{len(rows)} rows were {why}."))
     if options.select is None:
         return result
     return replace(result, notices=(*result.notices, f"Only the {len(measured.rows)} rows that {options.select!r} selects were measured."))
+
+
+def _key_of(row_id: str) -> RowKey:
+    benchmark, found, case = row_id.partition("(")
+    return RowKey(benchmark, (case.removesuffix(")"),) if found else ())
 
 
 def _read_state(path: Path) -> object:

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write device, faults and cells to this file")
     parser.add_argument("--select", default="", metavar="WORD", help="only faults with this in their name or in a suite's name")
     parser.add_argument("--list", action="store_true", help="print the faults as a table in Markdown and measure nothing")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; they share the device, which no verdict depends on")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; on a GPU they share it")
     parser.add_argument("--measure", metavar="NAMES", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:
