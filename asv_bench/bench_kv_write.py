@@ -84,9 +84,6 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
         projection.copy_(kv_pool.random_values(tuple(projection.shape), dtype, device, seed=11 + i))
     keys = [projection[:, _NUM_Q_HEADS : _NUM_Q_HEADS + _NUM_KV_HEADS] for projection in qkv]
     values = [projection[:, _NUM_Q_HEADS + _NUM_KV_HEADS :] for projection in qkv]
-    for inputs, edge in ((keys, edges[0]), (values, edges[1])):
-        for x in inputs:
-            x[..., : edge.numel()] = edge
     guards_before = torch.stack([pool.k_rows[guards], pool.v_rows[guards]])
 
     def call(i: int) -> Callable[[], object]:
@@ -103,12 +100,20 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
         scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
         return verify.check_write(torch.cat(keys), torch.cat(values), torch.cat(slots), pool.k_rows, pool.v_rows, **scales)
 
+    def vary() -> None:
+        """Other values, and among them those at which a store goes wrong first; only after the timing, for these are slow to convert."""
+        for projection in qkv:
+            projection.neg_()
+        for inputs, edge in zip((keys, values), edges, strict=True):
+            for x in inputs:
+                x[..., : edge.numel()] = edge
+
     return Prepared(
         calls=[call(i) for i in range(num_sets)],
         work=Work(moved=float(moved), written=float(elements * kv_pool.pool_dtype(kv_dtype).itemsize)),
         poison=poison,
         check=check,
-        vary=lambda: [projection.neg_() for projection in qkv],
+        vary=vary,
         selection=dispatcher.dispatch(ops.write_request(keys[0], values[0], slots[0], pool.k_rows, pool.v_rows)),
         inputs=[slots[0]],
     )

@@ -75,6 +75,11 @@ _HOLD_LIMIT_US = 5e4
 Call = Callable[[], object]
 
 
+def now_s() -> float:
+    """Seconds on the host's clock, to say where the time of a run goes; not for results."""
+    return time.perf_counter()
+
+
 def metadata(device: torch.device, *, dtype: str | None = None, shapes: dict[str, object] | None = None) -> dict[str, Any]:
     """What is needed to reproduce a row: device, versions, commit, dtype, shapes, and the variables that change which kernel runs."""
     return {**collect_environment(device), "dtype": dtype, "shapes": shapes or {}}

@@ -26,6 +26,8 @@ _ROW_DEFAULTS: dict[str, Any] = {
     "floor_us": None,
     "estimator": "",
     "host_us": None,
+    "wall_s": None,
+    "timed_s": None,
     "tick_us": None,
     "l2": "",
     "work": {"flops": None, "moved_bytes": None, "written_bytes": None},

@@ -84,7 +84,7 @@ def check_decode(out: torch.Tensor, reference: torch.Tensor, *, kv_dtype: str) -
     """Compares an attention output with its reference.
 
     Args:
-        out: [batch, num_q_heads, head_dim], fp16 or bf16.
+        out: [..., num_q_heads, head_dim], fp16 or bf16.
         reference: As `out`, float64, from the same pool bytes.
         kv_dtype: Named in the message.
     Returns:

@@ -130,6 +130,7 @@ class Bench:
 
     def _measure(self, row: SuiteRow) -> dict[str, Any]:
         impl = row.suite.impl[self.device.type]
+        began_s = microbench.now_s()
         prepared = row.suite().build(row.case, self.device)
         self._check_selection(prepared, impl)
         rounds = 1 if row.suite.control else math.ceil(_CHECKED_CALLS / len(prepared.calls))
@@ -139,14 +140,17 @@ class Bench:
         ]
         if not row.suite.control:
             self._check_that_poison_is_seen(prepared)
+        timed_from_s = microbench.now_s()
         timing = self._time(row, prepared)
+        timed_s = microbench.now_s() - timed_from_s
         # What the timed calls left over poison; then a call over poison, for a kernel that writes only at first; then one on other
         # inputs at the same addresses, for a result that was kept instead of computed.
         differences += [_checked(prepared), self._checked_anew(prepared)]
         if prepared.vary is not None:
             prepared.vary()
             differences.append(self._checked_anew(prepared))
-        return self._record(row, impl, prepared, timing, max(differences))
+        record = self._record(row, impl, prepared, timing, max(differences))
+        return {**record, "wall_s": round(microbench.now_s() - began_s, 3), "timed_s": round(timed_s, 3)}
 
     def _check_that_poison_is_seen(self, prepared: Prepared) -> None:
         """Refuses a check that takes poison over a right result; calls with a reset make their own output in the check."""

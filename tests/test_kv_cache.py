@@ -28,9 +28,9 @@ def alloc(cache: KVCacheManager, count: int) -> torch.Tensor:
     """Allocates rows that must come, and checks that they are distinct and were free (R66)."""
     free = cache.is_free(torch.arange(cache.num_rows, device=DEVICE))
     rows = cache.alloc_kvcache_index(count)
-    check_allocation(rows, free, count=count, state=str(cache.last_alloc_path))
+    free_after = cache.is_free(torch.arange(cache.num_rows, device=DEVICE))
+    check_allocation(rows, free, free_after, count=count, state=str(cache.last_alloc_path))
     assert rows is not None
-    assert rows.dtype == torch.int32
     return rows.clone()
 
 

@@ -212,7 +212,7 @@ FAULTS = (
         "no-poison",
         "The suite's poison leaves the outputs as they are.",
         _SHORT,
-        (Edit(_SUITE, 'out.fill_(float("nan"))', "out.sum()"),),
+        (Edit(_SUITE, 'outs.fill_(float("nan"))', "out.sum()"),),
         reason="takes outputs that its poison made wrong|^decode over",
     ),
     Fault(
@@ -222,8 +222,8 @@ FAULTS = (
         (
             Edit(
                 _SUITE,
-                "return max(verify.check_decode(",
-                "return 0.0 * max(len(out) for out in outs) if outs else max(verify.check_decode(",
+                "return verify.check_decode(outs",
+                "return 0.0 * len(outs) if len(outs) else verify.check_decode(outs",
             ),
         ),
         reason="takes outputs that its poison made wrong",

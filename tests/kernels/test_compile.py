@@ -18,6 +18,7 @@ SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 10
 def reports() -> dict[str, Any]:
     """Compiles in a process without the interpreter, all capabilities in one, for the imports take longer than a kernel."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     script = Path(__file__).with_name("compile_kernels.py")
     done = subprocess.run(
         [sys.executable, str(script), *map(str, CAPABILITIES)],
