@@ -1,4 +1,4 @@
-"""`python -m ci`: gate, run, compare, report, table, baseline."""
+"""`python -m ci`: gate, run, compare, merge, report, table, baseline, site, and what a job on GitHub needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
+from ci import comment as comments
 from ci import gate as gating
-from ci import run, tables
+from ci import github, run, shards, tables
+from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
@@ -52,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--require-baseline", action="store_true", help="no baseline for this device is an error (4)")
     gate.add_argument("--no-resume", action="store_true", help="start anew after an interrupted run")
 
+    gate.add_argument("--shard", metavar="I/N", type=_share, help="measure the I-th of N shares of the processes, for `merge` to judge")
+
     measure = commands.add_parser("run", help="measure a commit and keep its results")
     _common(measure)
     measure.add_argument("commit", nargs="?", default="HEAD")
@@ -67,12 +71,33 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--baseline", type=Path, help="a baseline file")
     compare.add_argument("--base", nargs="+", default=[], metavar="COMMIT", help="commits to compare with: one, or a history")
 
+    merge = commands.add_parser("merge", help="judge the shards of a gate, or merge kept runs into one")
+    merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of `gate --shard`, or of `run --keep`")
+    merge.add_argument("--report", type=Path, default=Path("report"), help="folder for the verdict on shards (default: report)")
+    merge.add_argument("--output", type=Path, help="folder for the merged run")
+
     report = commands.add_parser("report", help="write the report again from a verdict.json")
     report.add_argument("--from", dest="source", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
     report.add_argument("--report", type=Path, help="folder to write to (default: the same)")
 
     table = commands.add_parser("table", help="print every row of kept runs as Markdown")
     table.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
+
+    site = commands.add_parser("site", help="build the history site from asv results trees")
+    site.add_argument("trees", type=Path, nargs="+", metavar="RESULTS", help="results folders of asv, or kept runs")
+    site.add_argument("--output", type=Path, required=True, help="folder to write")
+    site.add_argument("--project", default="benchmarks", help="name on the pages")
+    site.add_argument("--commit-url", default="", help="address of a commit, without its hash")
+    site.add_argument("--repository", type=Path, help="checkout that orders the commits (default: by date)")
+    site.add_argument("--reports", type=Path, nargs="*", default=[], help="folders of gate reports to link")
+
+    summary = commands.add_parser("summary", help="print GitHub annotations and append the summary to the job's page")
+    summary.add_argument("--report", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
+    commands.add_parser("comment", help="post the verdict of a finished run on its pull request")
+    history = commands.add_parser("history", help="commit kept runs to the history branch and push it")
+    history.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
+    history.add_argument("--branch", default="benchmark-history")
+    history.add_argument("--remote", default="origin")
 
     baseline = commands.add_parser("baseline", help="record or show a baseline")
     actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -135,6 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(ExitCode.INCOMPLETE)
 
 
+def _share(text: str) -> shards.Share:
+    try:
+        return shards.Share.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _interrupt(number: int, frame: object) -> None:
     """A cancelled job ends like an interrupted one: asv is stopped, what was measured is kept."""
     raise KeyboardInterrupt
@@ -151,7 +183,11 @@ def _gate(options: argparse.Namespace, console: Console) -> int:
         require_baseline=options.require_baseline,
         resume=not options.no_resume,
     )
-    return gating.gate(Path.cwd(), wanted, console).exit_code
+    if options.shard is None:
+        return gating.gate(Path.cwd(), wanted, console).exit_code
+    left = shards.measure(Path.cwd(), wanted, options.shard, console)
+    console.print(f"{left}: measured; `python -m ci merge` judges it with the other shards", markup=False, highlight=False)
+    return int(ExitCode.PASS)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
@@ -184,7 +220,7 @@ def _compared(options: argparse.Namespace) -> GateResult:
     if options.runs:
         if not options.baseline:
             raise UsageError("compare --runs needs a --baseline to hold them against.")
-        runs = [_kept(folder) for folder in options.runs]
+        runs = [merging.load_kept(folder) for folder in options.runs]
         baseline = baselines.load(options.baseline, name=str(options.baseline))
         return compare_baseline(runs, baseline, base=baseline.anchor_commit, head=runs[0].commit, device=runs[0].machine)
     if not options.head:
@@ -217,25 +253,41 @@ def _named(known: Sequence[CommitResult], name: str, machine: str) -> CommitResu
     return found[0]
 
 
-def _kept(folder: Path) -> CommitResult:
-    """The one commit in a folder that `run --keep` made."""
-    tree = read_tree(folder / "results")
-    found = [(machine, result) for machine in tree.machines for result in tree.commits(machine)]
-    if len(found) != 1:
-        raise UsageError(f"{folder} holds {len(found)} results and should hold one: give a folder that `python -m ci run --keep` made.")
-    machine, result = found[0]
-    return load_commit(folder / "results", machine, result.commit, records_dir=folder / "records")
+def _merge(options: argparse.Namespace, console: Console) -> int:
+    if options.output is not None:
+        merging.merge_runs(options.folders, options.output)
+        console.print(f"{options.output}: one run of {len(options.folders)}", markup=False, highlight=False)
+        return int(ExitCode.PASS)
+    result = shards.verdict(Path.cwd(), options.folders, options.report)
+    gating.publish(result, options.report, console)
+    return result.exit_code
 
 
 def _report(options: argparse.Namespace, console: Console) -> int:
     source = options.source / "verdict.json" if options.source.is_dir() else options.source
+    result = _verdict(source)
+    gating.publish(result, options.report or source.parent, console)
+    return result.exit_code
+
+
+def _verdict(source: Path) -> GateResult:
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"There is no verdict at {source} ({error.strerror}): run `python -m ci gate` first.") from error
-    result = load_verdict(text, name=str(source))
-    gating.publish(result, options.report or source.parent, console)
-    return result.exit_code
+    return load_verdict(text, name=str(source))
+
+
+def _summary(options: argparse.Namespace, console: Console) -> int:
+    for line in github.publish(_verdict(options.report / "verdict.json")):
+        sys.stdout.write(f"{line}\n")
+    return int(ExitCode.PASS)
+
+
+def _comment(options: argparse.Namespace, console: Console) -> int:
+    for line in comments.comment():
+        console.print(line, markup=False, highlight=False)
+    return int(ExitCode.PASS)
 
 
 def _baseline(options: argparse.Namespace, console: Console) -> int:
@@ -251,7 +303,7 @@ def _baseline(options: argparse.Namespace, console: Console) -> int:
 
 
 def _record(options: argparse.Namespace, console: Console) -> int:
-    runs = [_kept(folder) for folder in options.runs]
+    runs = [merging.load_kept(folder) for folder in options.runs]
     made = baselines.record(
         runs,
         reason=options.reason,
@@ -265,12 +317,46 @@ def _record(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
+def _site(options: argparse.Namespace, console: Console) -> int:
+    from ci.history import site
+
+    made = site.build(
+        options.trees,
+        options.output,
+        project=options.project,
+        commit_url=options.commit_url,
+        repository=options.repository,
+        reports=options.reports,
+    )
+    console.print(f"site: {options.output / 'index.html'}: {made}", markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
+def _history(options: argparse.Namespace, console: Console) -> int:
+    from ci.history import branch
+
+    console.print(branch.add(Path.cwd(), options.runs, branch=options.branch, remote=options.remote), markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
 def _table(options: argparse.Namespace, console: Console) -> int:
     sys.stdout.write(tables.table(options.runs))
     return int(ExitCode.PASS)
 
 
-_COMMANDS = {"gate": _gate, "run": _run, "compare": _compare, "report": _report, "table": _table, "baseline": _baseline}
+_COMMANDS = {
+    "gate": _gate,
+    "run": _run,
+    "compare": _compare,
+    "merge": _merge,
+    "report": _report,
+    "summary": _summary,
+    "comment": _comment,
+    "site": _site,
+    "history": _history,
+    "table": _table,
+    "baseline": _baseline,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

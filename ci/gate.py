@@ -62,32 +62,71 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     Raises:
         GateError: The gate could not be run; nothing was decided.
     """
-    _clear(options.directory)
-    repository = Repository(root)
-    places = Places(repository.root)
-    device = detect()
-    head = repository.head()
-    tip = repository.base(options.base)
-    base = repository.merge_base(tip, head)
-    notices = repository.review_notices(base, head)
-    baseline = None if options.ignore_baseline else _baseline_of(repository, tip, device)
-    if baseline is None and options.require_baseline:
-        raise BaselineError(
-            f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
-            " record`, or leave --require-baseline out to compare with the merge-base."
-        )
-    if baseline is None:
-        result = _against_merge_base(repository, places, device, base, head, options, console)
+    clear(options.directory)
+    situation = look(root, options)
+    if situation.baseline is None:
+        result = _against_merge_base(situation, options, console)
     else:
-        result = _against_baseline(places, device, base, head, baseline, options, console)
+        result = _against_baseline(situation, situation.baseline, options, console)
     result = replace(
-        result, notices=(*notices, *result.notices), created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+        result,
+        notices=(*situation.notices, *result.notices),
+        created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
     )
     publish(result, options.directory, console)
     return result
 
 
-def _clear(directory: Path) -> None:
+@dataclass(frozen=True)
+class Situation:
+    """What a gate finds before it measures: the commits, the device, and the baseline if the base branch has one."""
+
+    repository: Repository
+    places: Places
+    device: Device
+    head: Commit
+    tip: Commit
+    base: Commit
+    notices: list[str]
+    baseline: Baseline | None
+
+    def pair(self) -> tuple[Commit, Commit]:
+        """The two commits of a comparison without a baseline: a commit on its own is compared with an empty commit on it.
+
+        Raises:
+            UsageError: A shallow clone holds the commit alone.
+        """
+        if self.base.sha != self.head.sha:
+            return self.base, self.head
+        if self.repository.is_shallow:
+            raise UsageError(
+                f"{self.repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
+            )
+        return self.head, self.repository.empty_commit_on(self.head)
+
+
+def look(root: Path, options: Options) -> Situation:
+    """Finds out what is to be compared.
+
+    Raises:
+        GateError: The repository, the device or the baseline cannot be used.
+    """
+    repository = Repository(root)
+    device = detect()
+    head = repository.head()
+    tip = repository.base(options.base)
+    base = repository.merge_base(tip, head)
+    notices = repository.review_notices(base, head)
+    baseline = None if options.ignore_baseline else baseline_of(repository, tip, device.key)
+    if baseline is None and options.require_baseline:
+        raise BaselineError(
+            f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
+            " record`, or leave --require-baseline out to compare with the merge-base."
+        )
+    return Situation(repository, Places(repository.root), device, head, tip, base, notices, baseline)
+
+
+def clear(directory: Path) -> None:
     """Makes the folder, and removes the last run's verdict and report.
 
     A run that ends without a verdict must not leave an old one to be read.
@@ -116,16 +155,15 @@ def publish(result: GateResult, directory: Path, console: Console) -> None:
     console.print(f"report: {next(path for path in written if path.suffix == '.html')}", highlight=False, soft_wrap=True)
 
 
-def _baseline_of(repository: Repository, tip: Commit, device: Device) -> Baseline | None:
-    """The device's baseline as the base branch has it: a change cannot bring its own."""
-    path = f"baselines/{device.key}.json"
+def baseline_of(repository: Repository, tip: Commit, machine: str) -> Baseline | None:
+    """The baseline of a device as the base branch has it: a change cannot bring its own."""
+    path = f"baselines/{machine}.json"
     content = repository.read(tip, path)
     return None if content is None else baselines.load(content, name=f"{path} of {tip.label}")
 
 
-def _against_baseline(
-    places: Places, device: Device, base: Commit, head: Commit, baseline: Baseline, options: Options, console: Console
-) -> GateResult:
+def _against_baseline(situation: Situation, baseline: Baseline, options: Options, console: Console) -> GateResult:
+    places, device, head = situation.places, situation.device, situation.head
     console.print(
         f"{device.name}: measuring {head.label} ({head.short}) against the stored baseline, {options.rounds} processes", highlight=False
     )
@@ -133,29 +171,23 @@ def _against_baseline(
     while True:
         run.forget(places, device, [head])
         run.run_asv(places, RunPlan((head,), options.rounds, select=options.select), console)
-        runs.append(_selected(run.load(places, device, head), options))
+        runs.append(selected(run.load(places, device, head), options.select))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
         if options.select:
-            baseline = _selected_baseline(baseline, runs[0], options.select)
+            baseline = selected_baseline(baseline, runs[0], options.select)
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
-    return _told(options, runs[0], compare_baseline(runs, baseline, base=base.sha, head=head.sha, device=device.name))
+    return _told(options, runs[0], compare_baseline(runs, baseline, base=situation.base.sha, head=head.sha, device=device.name))
 
 
-def _against_merge_base(
-    repository: Repository, places: Places, device: Device, base: Commit, head: Commit, options: Options, console: Console
-) -> GateResult:
-    same = base.sha == head.sha
-    if same and repository.is_shallow:
-        raise UsageError(
-            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
-        )
-    if same:
-        base, head = head, repository.empty_commit_on(head)
+def _against_merge_base(situation: Situation, options: Options, console: Console) -> GateResult:
+    places, device = situation.places, situation.device
+    same = situation.base.sha == situation.head.sha
+    base, head = situation.pair()
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
     console.print(f"{device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes", highlight=False)
-    measured = [_selected(result, options) for result in measure_pairs(places, device, (base, head), options, console)]
+    measured = [selected(result, options.select) for result in measure_pairs(places, device, (base, head), options, console)]
     run.keep(places, device, (base, head), options.directory / "runs" / "pairs")
     result = _told(options, measured[1], compare_pairs(*measured, mode="aa" if same else "ab", device=device.name))
     if same:
@@ -183,14 +215,14 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
     return measured
 
 
-def _selected(result: CommitResult, options: Options) -> CommitResult:
+def selected(result: CommitResult, select: str | None) -> CommitResult:
     """Without the rows that the selection left out: asv lists them as skipped, and no process recorded them."""
-    if options.select is None:
+    if select is None:
         return result
     return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
 
 
-def _selected_baseline(baseline: Baseline, measured: CommitResult, select: str) -> Baseline:
+def selected_baseline(baseline: Baseline, measured: CommitResult, select: str) -> Baseline:
     """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
     kept = {
         name: row
