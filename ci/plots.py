@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +36,21 @@ _CONFIG: dict[str, Any] = {
 _GRID = "#8884"
 
 
-def svg(chart: alt.TopLevelMixin, label: str) -> Markup:
-    """The chart as an SVG element with `label` as its text for those who do not see it."""
-    text = vl_convert.vegalite_to_svg(json.dumps(chart.to_dict() | {"config": _CONFIG}))
+def svg(chart: alt.TopLevelMixin, label: str, data: Mapping[str, Sequence[dict[str, Any]]]) -> Markup:
+    """The chart as an SVG element with `label` as its text for those who do not see it.
+
+    Args:
+        data: Name to rows, for `_named_data`; handed past Altair, which would check each number against a schema.
+    """
+    text = vl_convert.vegalite_to_svg(json.dumps({**chart.to_dict(), "config": _CONFIG, "datasets": data}))
     # Roles and labels of single marks would be read out one by one.
     text = re.sub(r' (?:role|aria-label|aria-roledescription|aria-hidden)="[^"]*"', "", text)
     opening = f'<svg role="img" aria-label="{escape(label)}" focusable="false"'
     return Markup(text.replace("<svg", opening, 1))
 
 
-def _data(values: Sequence[dict[str, Any]]) -> Any:
-    return alt.Data(values=list(values))  # type: ignore[no-untyped-call]
+def _named_data(name: str) -> Any:
+    return alt.NamedData(name)  # type: ignore[no-untyped-call]
 
 
 def shortened(text: str, limit: int = _MAX_LABEL) -> str:
@@ -96,7 +100,7 @@ def bands(lines: Sequence[BandLine]) -> Markup:
     scale = alt.Scale(domain=[-reach, reach])
     axis = alt.Axis(format="+.1%", gridColor=_GRID, title="speed against the base, slower is left", orient="bottom")
     y = alt.Y("row:N", sort=labels, title=None, axis=alt.Axis(labelLimit=420, grid=False))
-    base = alt.Chart(_data(rows))
+    base = alt.Chart(_named_data("rows"))
     band = base.mark_bar(color=NEUTRAL, opacity=0.35, height=9).encode(x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", y=y)
     look = alt.Scale(domain=["bad", "good", "plain"], range=[WORSE, BETTER, "currentColor"])
     shape = alt.Scale(domain=["bad", "good", "plain"], range=["triangle-left", "triangle-right", "circle"])
@@ -109,15 +113,17 @@ def bands(lines: Sequence[BandLine]) -> Markup:
     layers: list[Any] = [band]
     if earlier:
         layers.append(
-            alt.Chart(_data(earlier))
+            alt.Chart(_named_data("earlier"))
             .mark_tick(color="currentColor", opacity=0.55, size=9, thickness=1)
             .encode(x=alt.X("point:Q", scale=scale, axis=axis), y=y)
         )
     layers.append(point)
-    zero = alt.Chart(_data([{"x": 0}])).mark_rule(strokeDash=[3, 2]).encode(x=alt.X("x:Q", scale=scale, axis=axis))
+    zero = alt.Chart(_named_data("zero")).mark_rule(strokeDash=[3, 2]).encode(x=alt.X("x:Q", scale=scale, axis=axis))
     chart = alt.layer(*layers, zero).properties(width=380, height={"step": 15})
     return svg(
-        chart, f"Speed of {len(lines)} rows against the base, with the band in which each passes; the same numbers are in the table."
+        chart,
+        f"Speed of {len(lines)} rows against the base, with the band in which each passes; the same numbers are in the table.",
+        {"rows": rows, "earlier": earlier, "zero": [{"x": 0}]},
     )
 
 
@@ -150,12 +156,12 @@ def roofline(operations: Sequence[Operation], roofs: Sequence[tuple[str, float, 
     x = alt.X("x:Q", scale=scale, title="FLOPs a byte moved", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
     y = alt.Y("y:Q", scale=alt.Scale(type="log"), title="TFLOP/s", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
     roof = (
-        alt.Chart(_data(lines))
+        alt.Chart(_named_data("roofs"))
         .mark_line(color="currentColor")
         .encode(x=x, y=y, strokeDash=alt.StrokeDash("roof:N", title="roof", sort=None))
     )
     points = (
-        alt.Chart(_data([{"section": o.section, "x": o.flops_per_byte, "y": o.tflop_per_s} for o in operations]))
+        alt.Chart(_named_data("points"))
         .mark_point(size=60, opacity=0.9, strokeWidth=1.6)
         .encode(
             x=x,
@@ -165,7 +171,12 @@ def roofline(operations: Sequence[Operation], roofs: Sequence[tuple[str, float, 
         )
     )
     chart = alt.layer(roof, points).properties(width=420, height=240)
-    return svg(chart, f"Roofline: {len(operations)} rows under {', '.join(name for name, _, _ in roofs)}; the rates are in the tables.")
+    points_data = [{"section": o.section, "x": o.flops_per_byte, "y": o.tflop_per_s} for o in operations]
+    return svg(
+        chart,
+        f"Roofline: {len(operations)} rows under {', '.join(name for name, _, _ in roofs)}; the rates are in the tables.",
+        {"roofs": lines, "points": points_data},
+    )
 
 
 @dataclass(frozen=True)
@@ -213,9 +224,9 @@ def traces(found: Sequence[Trace], label: str) -> Markup:
         .properties(width=260, height=22)
         .facet(
             row=alt.Row("row:N", sort=labels, title=None, header=alt.Header(labelAngle=0, labelAlign="left", labelLimit=420)),
-            data=_data(data),
+            data=_named_data("traces"),
             spacing=4,
         )
         .resolve_scale(y="independent")
     )
-    return svg(chart, label)
+    return svg(chart, label, {"traces": data})

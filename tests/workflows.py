@@ -2,8 +2,9 @@
 
     python -m tests.workflows .github/workflows/cpu.yml [--set matrix.shard=1] [--env PYTHON=/path] [--only gate] [--keep FOLDER]
 
-Jobs run in the order of their needs, each in a clone of its own and once for each combination of its matrix. Artifacts are copied from clone
-to clone; other actions are named and left out. The exit status is 1 if a step failed; as on GitHub, steps after it run only where they say so.
+Jobs run in the order of their needs, each in a clone of its own and once for each combination of its matrix. Artifacts are copied from
+clone to clone; other actions are named and left out. The exit status is 1 if a step failed; as on GitHub, steps after it run only where
+they say so.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ _TEXT: dict[str, list[tuple[str, str]]] = {
     ],
     "summarylist.js": [
         ("details.push(key + ': ' + val);", "details.push(asv_text(key + ': ' + val));"),
+        ("row.pretty_name.match(/(.*)\\(.*$/)", "row.pretty_name.match(/^([^(]*)\\(/)"),
         ("if (change > 5) {", "if (worse > 1) {"),
         ("else if (change < -5) {", "else if (worse < -1) {"),
         (
@@ -115,7 +116,9 @@ def write(target: Path) -> None:
     (target / "vendor").mkdir(exist_ok=True)
     for path in sorted((_WWW / "vendor").iterdir()):
         text = path.read_text(encoding="utf-8")
-        _put(target / "vendor" / path.name, re.sub(r"^//# sourceMappingURL=.*$", "", text, flags=re.MULTILINE))
+        # What would be asked for besides: maps of minified files, and a font of icons.
+        text = re.sub(r"^//# sourceMappingURL=.*$", "", text, flags=re.MULTILINE)
+        _put(target / "vendor" / path.name, re.sub(r"@font-face\{[^}]*\}", "", text) if path.suffix == ".css" else text)
     _put(target / APP, _page((source / "index.html").read_text(encoding="utf-8")))
 
 

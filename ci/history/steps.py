@@ -20,9 +20,9 @@ from asv import step_detect
 
 Array = npt.NDArray[np.float64]
 
-FROZEN = 256
+FROZEN = 128
 """The finished part of a series ends at a multiple of this many points."""
-OVERLAP = 128
+OVERLAP = 96
 """Points before the end of the finished part that the newest are fitted with."""
 MAX_BLOCKS = 640
 MIN_LENGTH = 3
@@ -81,7 +81,7 @@ def finished(values: Array) -> list[int]:
 
 def frozen_length(count: int) -> int:
     """Length of the finished part of a series of `count` points."""
-    return count // FROZEN * FROZEN if count >= 2 * FROZEN else 0
+    return count // FROZEN * FROZEN if count >= 4 * FROZEN else 0
 
 
 def change_points(values: Array, known: Sequence[int] | None = None) -> list[int]:
