@@ -50,7 +50,7 @@ def svg(chart: alt.TopLevelMixin, label: str, data: Mapping[str, Sequence[dict[s
 
 
 def _named_data(name: str) -> Any:
-    return alt.NamedData(name)  # type: ignore[no-untyped-call]
+    return alt.NamedData(name)
 
 
 def shortened(text: str, limit: int = _MAX_LABEL) -> str:
@@ -86,8 +86,8 @@ class BandLine:
 def bands(lines: Sequence[BandLine]) -> Markup:
     """Each row's band, its earlier runs and this run; slower is left."""
     labels = _named([line.name for line in lines])
-    reach = max(0.01, *(abs(part) for line in lines for part in (line.point, *line.earlier) if math.isfinite(part)))
-    reach = max(reach, *(min(abs(edge), 2 * reach) for line in lines for edge in (line.low, line.high) if math.isfinite(edge))) * 1.05
+    reach = max([0.01, *(abs(part) for line in lines for part in (line.point, *line.earlier) if math.isfinite(part))])
+    reach = max([reach, *(min(abs(edge), 2 * reach) for line in lines for edge in (line.low, line.high) if math.isfinite(edge))]) * 1.05
 
     def clip(value: float) -> float:
         return max(-reach, min(reach, value if math.isfinite(value) else math.copysign(reach, value)))
@@ -154,7 +154,7 @@ def roofline(operations: Sequence[Operation], roofs: Sequence[tuple[str, float, 
             lines.append({"roof": name, "x": at, "y": min(rate, tflop_per_s or rate)})
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
     x = alt.X("x:Q", scale=scale, title="FLOPs a byte moved", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
-    y = alt.Y("y:Q", scale=alt.Scale(type="log"), title="TFLOP/s", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
+    y = alt.Y("y:Q", scale=alt.Scale(type="log", nice=False), title="TFLOP/s", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
     roof = (
         alt.Chart(_named_data("roofs"))
         .mark_line(color="currentColor")

@@ -24,9 +24,11 @@ from ci.templates.figures import (
     ceiling_items,
     change,
     difference,
+    environment_changes,
     environment_items,
     latency,
     number,
+    odds,
     percent,
     short_commit,
     throughput,
@@ -109,7 +111,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    figures = (number, throughput, latency, percent, change, difference)
+    figures = (number, throughput, latency, percent, change, difference, odds)
     environment.filters.update({figure.__name__: _unbroken(figure) for figure in figures})
     environment.filters.update({function.__name__: function for function in (short_commit, has_number, latency_of, band_picture)})
     return environment
@@ -120,6 +122,9 @@ def render_html(result: GateResult) -> str:
     anchors = {id(row): f"row-{index + 1}" for index, row in enumerate(result.rows)}
     skipped = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
     mde80 = [row.mde80 for row in result.rows if row.mde80 is not None and math.isfinite(row.mde80)]
+    from ci.templates import pictures  # Altair is slow to import, and only the page needs it
+
+    sections = build_sections(result)
     template = _environment().get_template("index.html.j2")
     page = template.render(
         result=result,
@@ -127,7 +132,10 @@ def render_html(result: GateResult) -> str:
         next_step=next_step(result),
         counts=counts(result.rows),
         attention=[(anchors[id(row)], row) for row in needing_a_look(result.rows)],
-        sections=build_sections(result),
+        sections=sections,
+        pictures=pictures.section_pictures(sections),
+        roofline=pictures.roofline(result),
+        environment_changes=environment_changes(result.base_environment, result.environment),
         skipped=skipped,
         skip_reasons=Counter(row.reason for row in skipped).most_common(),
         mde80=(statistics.median(mde80), max(mde80)) if mde80 else None,

@@ -163,9 +163,9 @@ class Front:
         )
 
     def changes(self) -> list[ChangeLine]:
-        """All change points, the newest first, of one commit the largest first."""
+        """All change points, the newest first; of one commit the losses first, the largest at their head."""
         lines = [self.told(changed) for series in self.found for changed in series.changes()]
-        return sorted(lines, key=lambda line: (-line.revision, -abs(line.speed)))
+        return sorted(lines, key=lambda line: (-line.revision, line.speed > 0, -abs(line.speed)))
 
     def parts(self) -> list[tuple[str, str, list[DevicePart]]]:
         """Section id, title, and its devices."""
@@ -188,7 +188,10 @@ class Front:
         drawn = [series for _, series, _ in lines[:MAX_TRACES]]
         line = rows[0].line
         picture = plots.traces(
-            [plots.Trace(_row_name(s), s.revisions.tolist(), s.values.tolist(), [(c.first, c.worse) for c in s.changes()]) for s in drawn],
+            [
+                plots.Trace(visible(_row_name(s)), s.revisions.tolist(), s.values.tolist(), [(c.first, c.worse) for c in s.changes()])
+                for s in drawn
+            ],
             f"{title} on {line.machine}: {len(drawn)} rows over the commits; levels and changes are in the table.",
         )
         versions = ", ".join(f"{name} {value}" for name, value in line.params if name != "machine" and value)
