@@ -22,10 +22,10 @@ from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
-from ci.errors import ExitCode, GateError, UsageError
+from ci.errors import ExitCode, GateError, InputError, UsageError
 from ci.model import CommitResult, GateResult
 from ci.repo import Repository
-from ci.results import load_commit, read_tree
+from ci.results import load_commit
 from ci.run import Places, RunPlan
 from ci.verdict_file import load as load_verdict
 
@@ -238,19 +238,16 @@ def _compared(options: argparse.Namespace) -> GateResult:
     if len(options.base) == 1 and own:
         pair = [load_commit(results, machine, name, records_dir=records) for name in (*options.base, options.head[0])]
         return compare_pairs(pair[0], pair[1], mode="ab", device=machine)
-    tree = read_tree(results)
-    if machine not in tree.machines:
-        raise UsageError(f"{results} has no machine {machine!r}; it has {', '.join(tree.machines) or 'none'}: name one with --machine.")
-    known = tree.commits(machine)
-    history = [_named(known, name, machine) for name in options.base]
-    return compare_history(history, [_named(known, name, machine) for name in options.head], device=machine)
+    history = [_named(results, machine, name) for name in options.base]
+    return compare_history(history, [_named(results, machine, name) for name in options.head], device=machine)
 
 
-def _named(known: Sequence[CommitResult], name: str, machine: str) -> CommitResult:
-    found = [result for result in known if result.commit.startswith(name)]
-    if len(found) != 1:
-        raise UsageError(f"{machine} has {len(found)} results of {name!r}: name one commit in full.")
-    return found[0]
+def _named(results: Path, machine: str, name: str) -> CommitResult:
+    """One commit of a foreign tree; only its file is read, however long the history is."""
+    try:
+        return load_commit(results, machine, name)
+    except InputError as error:
+        raise UsageError(f"{error}; name the machine with --machine and one commit in full.") from error
 
 
 def _merge(options: argparse.Namespace, console: Console) -> int:

@@ -6,9 +6,9 @@ shape. Every number in a picture stands in a table beside it.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ _MAX_POINTS = 160
 
 _CONFIG: dict[str, Any] = {
     "background": "transparent",
+    "aria": False,
     "padding": {"left": 14, "right": 10, "top": 6, "bottom": 6},
     "font": _FONT,
     "view": {"stroke": None},
@@ -36,17 +37,24 @@ _CONFIG: dict[str, Any] = {
 _GRID = "#8884"
 
 
-def svg(chart: alt.TopLevelMixin, label: str, data: Mapping[str, Sequence[dict[str, Any]]]) -> Markup:
+def _spec(chart: alt.TopLevelMixin) -> str:
+    """The chart's Vega-Lite specification; `_draw` puts numbers and data in its places."""
+    return json.dumps({**chart.to_dict(), "config": _CONFIG})
+
+
+def _draw(spec: str, label: str, places: Mapping[str, object], data: Mapping[str, Sequence[dict[str, Any]]]) -> Markup:
     """The chart as an SVG element with `label` as its text for those who do not see it.
 
     Args:
-        data: Name to rows, for `_named_data`; handed past Altair, which would check each number against a schema.
+        spec: Of `_spec`, made once for each kind of chart: Altair checks each part of it against a schema, which is slow.
+        places: What stands for each text ``"$name"`` of it.
+        data: Name to rows, for `_named_data`.
     """
-    text = vl_convert.vegalite_to_svg(json.dumps({**chart.to_dict(), "config": _CONFIG, "datasets": data}))
-    # Roles and labels of single marks would be read out one by one.
-    text = re.sub(r' (?:role|aria-label|aria-roledescription|aria-hidden)="[^"]*"', "", text)
+    for name, value in places.items():
+        spec = spec.replace(json.dumps(f"${name}"), json.dumps(value))
+    filled = f'{spec[:-1]}, "datasets": {json.dumps(data)}}}'
     opening = f'<svg role="img" aria-label="{escape(label)}" focusable="false"'
-    return Markup(text.replace("<svg", opening, 1))
+    return Markup(vl_convert.vegalite_to_svg(filled).replace("<svg", opening, 1))
 
 
 def _named_data(name: str) -> Any:
@@ -97,9 +105,19 @@ def bands(lines: Sequence[BandLine]) -> Markup:
         for label, line in zip(labels, lines, strict=True)
     ]
     earlier = [{"row": label, "point": clip(value)} for label, line in zip(labels, lines, strict=True) for value in line.earlier]
-    scale = alt.Scale(domain=[-reach, reach])
-    axis = alt.Axis(format="+.1%", gridColor=_GRID, title="speed against the base, slower is left", orient="bottom")
-    y = alt.Y("row:N", sort=labels, title=None, axis=alt.Axis(labelLimit=420, grid=False))
+    return _draw(
+        _bands_spec(bool(earlier)),
+        f"Speed of {len(lines)} rows against the base, with the band in which each passes; the same numbers are in the table.",
+        {"low": -reach, "high": reach},
+        {"rows": rows, "earlier": earlier, "zero": [{"x": 0}]},
+    )
+
+
+@functools.cache
+def _bands_spec(has_earlier: bool) -> str:
+    scale = alt.Scale(domain=["$low", "$high"])
+    axis = alt.Axis(format="+.1%", tickCount=6, gridColor=_GRID, title="speed against the base, slower is left", orient="bottom")
+    y = alt.Y("row:N", sort=None, title=None, axis=alt.Axis(labelLimit=420, grid=False))
     base = alt.Chart(_named_data("rows"))
     band = base.mark_bar(color=NEUTRAL, opacity=0.35, height=9).encode(x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", y=y)
     look = alt.Scale(domain=["bad", "good", "plain"], range=[WORSE, BETTER, "currentColor"])
@@ -111,7 +129,7 @@ def bands(lines: Sequence[BandLine]) -> Markup:
         shape=alt.Shape("look:N", scale=shape, legend=None),
     )
     layers: list[Any] = [band]
-    if earlier:
+    if has_earlier:
         layers.append(
             alt.Chart(_named_data("earlier"))
             .mark_tick(color="currentColor", opacity=0.55, size=9, thickness=1)
@@ -120,11 +138,7 @@ def bands(lines: Sequence[BandLine]) -> Markup:
     layers.append(point)
     zero = alt.Chart(_named_data("zero")).mark_rule(strokeDash=[3, 2]).encode(x=alt.X("x:Q", scale=scale, axis=axis))
     chart = alt.layer(*layers, zero).properties(width=380, height={"step": 15})
-    return svg(
-        chart,
-        f"Speed of {len(lines)} rows against the base, with the band in which each passes; the same numbers are in the table.",
-        {"rows": rows, "earlier": earlier, "zero": [{"x": 0}]},
-    )
+    return _spec(chart)
 
 
 @dataclass(frozen=True)
@@ -152,7 +166,18 @@ def roofline(operations: Sequence[Operation], roofs: Sequence[tuple[str, float, 
         for at in (low, *([tflop_per_s * 1e3 / gb_per_s] if tflop_per_s and tflop_per_s * 1e3 / gb_per_s < high else []), high):
             rate = gb_per_s * at / 1e3
             lines.append({"roof": name, "x": at, "y": min(rate, tflop_per_s or rate)})
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
+    points_data = [{"section": o.section, "x": o.flops_per_byte, "y": o.tflop_per_s} for o in operations]
+    return _draw(
+        _roofline_spec(),
+        f"Roofline: {len(operations)} rows under {', '.join(name for name, _, _ in roofs)}; the rates are in the tables.",
+        {"low": low, "high": high},
+        {"roofs": lines, "points": points_data},
+    )
+
+
+@functools.cache
+def _roofline_spec() -> str:
+    scale = alt.Scale(type="log", domain=["$low", "$high"], nice=False)
     x = alt.X("x:Q", scale=scale, title="FLOPs a byte moved", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
     y = alt.Y("y:Q", scale=alt.Scale(type="log", nice=False), title="TFLOP/s", axis=alt.Axis(gridColor=_GRID, format="~g", tickCount=6))
     roof = (
@@ -171,12 +196,7 @@ def roofline(operations: Sequence[Operation], roofs: Sequence[tuple[str, float, 
         )
     )
     chart = alt.layer(roof, points).properties(width=420, height=240)
-    points_data = [{"section": o.section, "x": o.flops_per_byte, "y": o.tflop_per_s} for o in operations]
-    return svg(
-        chart,
-        f"Roofline: {len(operations)} rows under {', '.join(name for name, _, _ in roofs)}; the rates are in the tables.",
-        {"roofs": lines, "points": points_data},
-    )
+    return _spec(chart)
 
 
 @dataclass(frozen=True)
@@ -203,11 +223,18 @@ def traces(found: Sequence[Trace], label: str) -> Markup:
     """Small lines, one a row, change points marked: slower dashed and red, faster green."""
     labels = _named([trace.name for trace in found])
     data: list[dict[str, Any]] = []
-    for name, trace in zip(labels, found, strict=True):
-        data += [{"row": name, "x": x, "y": y} for x, y in _thinned(trace)]
-        data += [{"row": name, "change": x, "look": "slower" if worse else "faster"} for x, worse in trace.changes]
+    for order, (name, trace) in enumerate(zip(labels, found, strict=True)):
+        data += [{"row": name, "order": order, "x": x, "y": y} for x, y in _thinned(trace)]
+        data += [{"row": name, "order": order, "change": x, "look": "slower" if worse else "faster"} for x, worse in trace.changes]
     low, high = min(min(trace.revisions) for trace in found), max(max(trace.revisions) for trace in found)
-    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[low, high] if high > low else [low - 1, low + 1], nice=False))
+    dotted = max(len(trace.values) for trace in found) <= 30
+    places = {"low": low, "high": high} if high > low else {"low": low - 1, "high": low + 1}
+    return _draw(_traces_spec(dotted), label, places, {"traces": data})
+
+
+@functools.cache
+def _traces_spec(dotted: bool) -> str:
+    x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=["$low", "$high"], nice=False))
     base = alt.Chart()
     line = base.mark_line(strokeWidth=1.2, color="currentColor").encode(x=x, y=alt.Y("y:Q", axis=None, scale=alt.Scale(zero=False)))
     dots = base.mark_circle(size=9, color="currentColor").encode(x=x, y=alt.Y("y:Q", axis=None, scale=alt.Scale(zero=False)))
@@ -218,15 +245,20 @@ def traces(found: Sequence[Trace], label: str) -> Markup:
         color=alt.Color("look:N", scale=look, legend=None),
         strokeDash=alt.StrokeDash("look:N", scale=dash, legend=None),
     )
-    layers = [line, rule] if max(len(trace.values) for trace in found) > 30 else [line, dots, rule]
+    layers = [line, dots, rule] if dotted else [line, rule]
     chart = (
         alt.layer(*layers)
         .properties(width=260, height=22)
         .facet(
-            row=alt.Row("row:N", sort=labels, title=None, header=alt.Header(labelAngle=0, labelAlign="left", labelLimit=420)),
+            row=alt.Row(
+                "row:N",
+                sort=alt.EncodingSortField(field="order", op="min"),
+                title=None,
+                header=alt.Header(labelAngle=0, labelAlign="left", labelLimit=420),
+            ),
             data=_named_data("traces"),
             spacing=4,
         )
         .resolve_scale(y="independent")
     )
-    return svg(chart, label, {"traces": data})
+    return _spec(chart)

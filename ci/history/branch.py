@@ -12,6 +12,8 @@ from ci.errors import InputError, UsageError
 from ci.merge import load_kept
 
 _TRIES = 5
+_START = "refs/heads/benchmark-history-start"
+"""Where the first commit of a new history is made; gone afterwards."""
 _IDENTITY = ["-c", "user.name=rapid_llm benchmarks", "-c", "user.email=benchmarks@rapid-llm.invalid"]
 
 
@@ -50,6 +52,7 @@ def add(root: Path, runs: Sequence[Path], *, branch: str, remote: str) -> str:
                     return f"{branch}: {told}"
         finally:
             _git(root, "worktree", "remove", "--force", str(work), check=False)
+            _git(root, "update-ref", "-d", _START, check=False)
     raise UsageError(f"{remote} did not take {branch} in {_TRIES} tries: somebody pushes at the same time, or the push is not allowed.")
 
 
@@ -58,10 +61,9 @@ def _start(work: Path, branch: str, remote: str) -> None:
     if _git(work, "fetch", "--quiet", remote, f"refs/heads/{branch}", check=False).returncode == 0:
         _git(work, "checkout", "--quiet", "--force", "--detach", "FETCH_HEAD")
     elif _git(work, "ls-remote", "--exit-code", remote, f"refs/heads/{branch}", check=False).returncode == 2:
-        _git(work, "update-ref", "-d", "refs/heads/history-start", check=False)
-        _git(work, "checkout", "--quiet", "--orphan", "history-start", check=False)
-        _git(work, "symbolic-ref", "HEAD", "refs/heads/history-start")
-        _git(work, "rm", "-r", "--quiet", "--cached", ".", check=False)
+        _git(work, "update-ref", "-d", _START, check=False)
+        _git(work, "symbolic-ref", "HEAD", _START)
+        _git(work, "read-tree", "--empty")
     else:
         raise UsageError(f"{remote} cannot be asked for {branch}: check the remote, its address and the permission to read it.")
 
