@@ -81,7 +81,7 @@ def finished(values: Array) -> list[int]:
 
 def frozen_length(count: int) -> int:
     """Length of the finished part of a series of `count` points."""
-    return count // FROZEN * FROZEN if count >= 4 * FROZEN else 0
+    return count // FROZEN * FROZEN if count >= 2 * FROZEN else 0
 
 
 def change_points(values: Array, known: Sequence[int] | None = None) -> list[int]:

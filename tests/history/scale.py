@@ -16,25 +16,40 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from ci.compare import compare_history
 from ci.history.series import all_series
 from ci.history.store import read_history
+from ci.report import write_report
+from ci.results import load_commit
 from tests.history import generate
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def timed(what: str, limit_s: float, *command: str) -> None:
-    """Runs a command and prints its time and the largest memory of a process so far."""
-    started = time.monotonic()
+    """Runs a command and prints its time, the processor's share of it, and the largest memory of a process so far."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-m", "ci", *command], cwd=ROOT, env=env, capture_output=True, text=True)
-    took = time.monotonic() - started
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    took, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{what}: {took:.1f} s, of which the processor {busy:.1f} s (at most {limit_s:g} s), exit status {done.returncode}", flush=True)
     said = done.stdout.strip().splitlines()
-    print(f"{what}: {took:.1f} s (at most {limit_s:g} s), exit status {done.returncode}, largest process so far {peak:.0f} MiB", flush=True)
-    print(f"    {said[-1] if said else done.stderr.strip()}", flush=True)
+    print(f"    {said[-1] if said else done.stderr.strip()}; largest process so far {after.ru_maxrss / 1024:.0f} MiB", flush=True)
+
+
+def within(what: str, limit_s: float, work: Callable[[], T]) -> T:
+    """Does something in this process and prints its time."""
+    started, busy = time.monotonic(), time.process_time()
+    made = work()
+    took, busy = time.monotonic() - started, time.process_time() - busy
+    print(f"{what}: {took:.2f} s, of which the processor {busy:.2f} s (at most {limit_s:g} s)", flush=True)
+    return made
 
 
 def main() -> None:
@@ -57,8 +72,13 @@ def main() -> None:
         print(f"{options.commits:,} commits, {options.rows} rows, {options.devices} devices, {len(planted)} planted steps", flush=True)
         print(f"{os.cpu_count()} cores ({platform.machine()}), load {load:.1f} before; Python {platform.python_version()}", flush=True)
         base, head = (generate.commit_hash(options.commits - age) for age in (2, 1))
-        compare = ["compare", head, "--base", base, "--results", str(tree), "--machine", "Device_0", "--report", str(place / "report")]
-        timed("compare and report", 6, *compare)
+        result = within(
+            "compare two commits of one device",
+            1,
+            lambda: compare_history([load_commit(tree, "Device_0", base)], [load_commit(tree, "Device_0", head)], device="Device_0"),
+        )
+        pages = within(f"report of {len(result.rows)} rows", 5, lambda: write_report(result, place / "report"))
+        print(f"    index.html has {pages[0].stat().st_size / 1e6:.2f} MB", flush=True)
         site = ["site", str(tree), "--output", str(html), "--project", "made"]
         timed("site from nothing", 150, *site)
         for path, content in held.items():
