@@ -94,8 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     summary = commands.add_parser("summary", help="print GitHub annotations and append the summary to the job's page")
     summary.add_argument("--report", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
     commands.add_parser("comment", help="post the verdict of a finished run on its pull request")
-    history = commands.add_parser("history", help="commit kept runs to the history branch and push it")
-    history.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
+    history = commands.add_parser("history", help="add kept runs to the history branch, push it, lay it out for the site")
+    history.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folders that `run --keep` made")
     history.add_argument("--branch", default="benchmark-history")
     history.add_argument("--remote", default="origin")
 

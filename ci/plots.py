@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import math
+import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import vl_convert
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 WORSE, BETTER, NEUTRAL = "#c8323c", "#1f8a46", "#7a8794"
 _FONT = "sans-serif"
@@ -24,7 +25,6 @@ _MAX_POINTS = 160
 
 _CONFIG: dict[str, Any] = {
     "background": "transparent",
-    "aria": False,
     "padding": {"left": 14, "right": 10, "top": 6, "bottom": 6},
     "font": _FONT,
     "view": {"stroke": None},
@@ -35,6 +35,7 @@ _CONFIG: dict[str, Any] = {
     "rule": {"color": "currentColor"},
 }
 _GRID = "#8884"
+ET.register_namespace("", "http://www.w3.org/2000/svg")
 
 
 def _spec(chart: alt.TopLevelMixin) -> str:
@@ -53,8 +54,13 @@ def _draw(spec: str, label: str, places: Mapping[str, object], data: Mapping[str
     for name, value in places.items():
         spec = spec.replace(json.dumps(f"${name}"), json.dumps(value))
     filled = f'{spec[:-1]}, "datasets": {json.dumps(data)}}}'
-    opening = f'<svg role="img" aria-label="{escape(label)}" focusable="false"'
-    return Markup(vl_convert.vegalite_to_svg(filled).replace("<svg", opening, 1))
+    root = ET.fromstring(vl_convert.vegalite_to_svg(filled))
+    for element in root.iter():
+        # One picture with one text: roles and labels of single marks would be read out one by one.
+        for name in [name for name in element.attrib if name == "role" or name.startswith("aria-")]:
+            del element.attrib[name]
+    root.attrib.update({"role": "img", "aria-label": label, "focusable": "false"})
+    return Markup(ET.tostring(root, encoding="unicode"))
 
 
 def _named_data(name: str) -> Any:

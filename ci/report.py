@@ -50,7 +50,7 @@ NEXT_STEP: dict[RunVerdict, str] = {
     RunVerdict.PASS: "Nothing to mend; where rows are IMPROVED, record a fresh baseline so that the gain is kept.",
     RunVerdict.REGRESSION: (
         "Begin with the rows listed first: mend the kernel, or, where the slow-down buys something, put a waiver with "
-        "a reason and an expiry date into this device's baseline."
+        "a reason and an expiry date into this device's baseline; make gate ARGS='--select NAME' measures one row again."
     ),
     RunVerdict.INCOMPLETE: (
         "Mend what is missing, failed, invalid or blind in the list, then run the gate again: a row that was not measured never passes."

@@ -20,6 +20,9 @@ _POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inlin
 
 _TEXT: dict[str, list[tuple[str, str]]] = {
     "asv_ui.js": [
+        ("benchmark_basename, parameter_idx, revisions) {", "benchmark_basename, parameter_idx, revisions, faster) {"),
+        ("color: '#d00'", "color: (faster ? '#1f8a46' : '#d00')"),
+        ('color: "rgba(255,0,0,0.1)"', "color: (faster ? 'rgba(0,160,60,0.1)' : 'rgba(255,0,0,0.1)')"),
         ("""'<div class="panel-heading">' + heading + '</div>'""", """'<div class="panel-heading">' + asv_text(heading) + '</div>'"""),
         ("'graphs/summary/' + benchmark_basename + '.json'", "$.asv.graph_to_path(benchmark_basename, {summary: ''})"),
     ],
@@ -38,13 +41,12 @@ _TEXT: dict[str, list[tuple[str, str]]] = {
     "summarylist.js": [
         ("details.push(key + ': ' + val);", "details.push(asv_text(key + ': ' + val));"),
         ("row.pretty_name.match(/(.*)\\(.*$/)", "row.pretty_name.match(/^([^(]*)\\(/)"),
-        ("if (change > 5) {", "if (worse > 1) {"),
-        ("else if (change < -5) {", "else if (worse < -1) {"),
         (
-            "change_td.append(change_link);",
-            "change_td.append(change_link);\n"
-            "                var worse = $.asv.main_json.benchmarks[row.name].higher_is_better ? -change : change;",
+            "row.name, row.idx, [row.change_rev]);",
+            "row.name, row.idx, [row.change_rev], asv_faster(row.name, row.prev_value, row.last_value) > 0);",
         ),
+        ("if (change > 5) {", "if (asv_faster(row.name, row.prev_value, row.last_value) < -0.01) {"),
+        ("else if (change < -5) {", "else if (asv_faster(row.name, row.prev_value, row.last_value) > 0.01) {"),
     ],
     "graphdisplay.js": [
         ("""<b class="caret-right"/> ' + parts[j] +""", """<b class="caret-right"/> ' + asv_text(parts[j]) +"""),
@@ -59,6 +61,11 @@ _TEXT: dict[str, list[tuple[str, str]]] = {
             "options.yaxis.axisLabel = unit_name + ($.asv.main_json.benchmarks[current_benchmark].higher_is_better ?"
             " ' (higher is better)' : ' (lower is better)');",
         ),
+        (
+            "{ color: '#d00', lineWidth: 2, xaxis: { from: x, to: x } }",
+            "{ color: asv_colour(current_benchmark, graphs, x), lineWidth: 2, xaxis: { from: x, to: x } }",
+        ),
+        ('color: "rgba(200, 0, 0, 0.2)"', 'color: "rgba(120, 120, 120, 0.2)"'),
         ("return (v / multiplier).toPrecision(3);", "return Number((v / multiplier).toPrecision(3)).toLocaleString('en');"),
     ],
     "regressions.js": [

@@ -1,4 +1,4 @@
-"""Adds kept runs to the branch that holds the history, and pushes it."""
+"""The branch that holds the history: adds kept runs, pushes it, and lays it out for the site."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from ci.errors import InputError, UsageError
 from ci.merge import load_kept
 
+PLACE = ".asv/history"
 _TRIES = 5
 _START = "refs/heads/benchmark-history-start"
 """Where the first commit of a new history is made; gone afterwards."""
@@ -28,7 +29,8 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.Comple
 def add(root: Path, runs: Sequence[Path], *, branch: str, remote: str) -> str:
     """Commits the runs to `branch` of `remote` and pushes; somebody else's push in between is fetched and built upon.
 
-    The branch holds one kept run a device: its results tree with every commit, and the records of the newest runs.
+    The branch holds one kept run a device: its results tree with every commit, and the records of the newest runs. It is laid out in
+    ``.asv/history`` of `root`, where `make site` finds it; without runs that is all that is done.
 
     Raises:
         InputError: A folder is no kept run of one commit.
@@ -45,15 +47,24 @@ def add(root: Path, runs: Sequence[Path], *, branch: str, remote: str) -> str:
                     _copy(folder, work / result.machine)
                 _git(work, "add", "--all", ".")
                 if _git(work, "diff", "--cached", "--quiet", check=False).returncode == 0:
-                    return f"{branch} has these results already"
+                    _lay_out(work, root)
+                    return f"{branch} has these results already" if runs else f"{branch} of {remote}: laid out in {PLACE}"
                 told = ", ".join(f"{result.commit[:12]} on {result.machine}" for result, _ in loaded)
                 _git(work, *_IDENTITY, "commit", "--quiet", "-m", f"Results of {told}")
                 if _git(work, "push", "--quiet", remote, f"HEAD:refs/heads/{branch}", check=False).returncode == 0:
+                    _lay_out(work, root)
                     return f"{branch}: {told}"
         finally:
             _git(root, "worktree", "remove", "--force", str(work), check=False)
             _git(root, "update-ref", "-d", _START, check=False)
     raise UsageError(f"{remote} did not take {branch} in {_TRIES} tries: somebody pushes at the same time, or the push is not allowed.")
+
+
+def _lay_out(work: Path, root: Path) -> None:
+    """Puts the branch's folders into the checkout, in the place of what an earlier call put there."""
+    place = root / PLACE
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(work, place, ignore=shutil.ignore_patterns(".git"), symlinks=True)
 
 
 def _start(work: Path, branch: str, remote: str) -> None:

@@ -105,6 +105,8 @@ def test_it_fits_and_is_accessible(
     show(visit, regressed, tmp_path)
     visit.page.screenshot(path=screenshots / f"report-{width}-{scheme}.png", full_page=True)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    if (width, scheme) not in ((1280, "light"), (360, "dark")):
+        return  # axe takes seconds: each width and each scheme once
     found = visit.page.evaluate(f"{axe}; axe.run(document, {{resultTypes: ['violations']}})")
     assert [(item["id"], item["nodes"][0]["html"]) for item in found["violations"] if item["impact"] in ("serious", "critical")] == []
 
