@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -10,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ci import baseline as baselines
+from ci import gate, run
 from ci.compare import compare_baseline
+from ci.device import Device
 from ci.errors import GateError, InputError, UsageError
 from ci.gate import Options
 from ci.merge import load_kept, merge_runs
 from ci.model import GateResult
-from ci.shards import FILE_NAME, Share, verdict
+from ci.run import RunPlan
+from ci.shards import FILE_NAME, Share, measure, read, verdict
 from ci.shards import _runs_of as runs_of
 
 COMMIT = "3e3e3654d8185cb17ecef74835389b7a4fc7fc55"
@@ -209,5 +214,55 @@ def test_a_missing_shard_never_passes(kept: Callable[[str], Path], repository: P
         verdict(repository, [folder, tmp_path], tmp_path / "report")
 
 
-def test_options_of_a_shard_are_those_of_a_gate() -> None:
-    assert Options(Path("shard")).pairs == 12
+def test_a_shard_measures_its_share_and_says_what_it_is_part_of(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[RunPlan] = []
+    kept: list[Path] = []
+    monkeypatch.setattr(gate, "detect", lambda: Device("NVIDIA H200", "cuda"))
+    monkeypatch.setattr(run, "run_asv", lambda places, plan, console: plans.append(plan))
+    monkeypatch.setattr(run, "load", lambda places, device, commit: None)
+    monkeypatch.setattr(run, "keep", lambda places, device, commits, directory: kept.append(directory))
+    console = Console(file=io.StringIO())
+    for index in (1, 2):
+        measure(repository, Options(tmp_path / f"s{index}"), Share(index, 2), console)
+    assert [plan.rounds for plan in plans] == [3, 3]
+    assert [path.relative_to(tmp_path).as_posix() for path in kept] == ["s1/runs/1", "s2/runs/2"]
+    told = [read(tmp_path / f"s{index}") for index in (1, 2)]
+    assert [shard.index for shard in told] == [1, 2]
+    assert {(shard.mode, shard.device, shard.count, shard.head) for shard in told} == {("baseline", "NVIDIA H200", 2, told[0].tip)}
+
+    plans.clear()
+    measure(repository, Options(tmp_path / "pairs", ignore_baseline=True, pairs=13, resume=False), Share(1, 2), console)
+    assert [(len(plan.commits), plan.rounds) for plan in plans] == [(2, 7)]
+    assert read(tmp_path / "pairs").mode == "aa"
+
+
+def test_a_folder_that_is_no_shard_is_left_alone(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="not empty and no shard"):
+        measure(repository, Options(tmp_path / "mine"), Share(1, 2), Console(file=io.StringIO()))
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_pairs_of_two_shards_are_the_pairs_of_one_comparison(kept: Callable[[str], Path], repository: Path, tmp_path: Path) -> None:
+    """Pair i is process i of both commits, shard by shard."""
+    folders, other = [], "f" * 40
+    for index, name in enumerate(("boot1-1", "boot2-1"), 1):
+        part = kept(name)
+        (file,) = part.glob("results/NVIDIA_H200/3e3e*.json")
+        text = file.read_text(encoding="utf-8").replace(COMMIT, other)
+        file.with_name(file.name.replace(COMMIT[:8], other[:8])).write_text(text, encoding="utf-8")
+        for record in sorted(part.glob("records/*/*.json")):
+            copy = record.parent.parent / other[:12] / f"other-{record.name}"
+            copy.parent.mkdir(exist_ok=True)
+            data = json.loads(record.read_text(encoding="utf-8"))
+            data.update(commit=other, process=copy.stem)
+            copy.write_text(json.dumps(data), encoding="utf-8")
+        folder = shard(tmp_path / f"s{index}", part, repository, index=index, mode="ab", base=other, processes=6)
+        (folder / "runs" / str(index)).rename(folder / "runs" / "pairs")
+        folders.append(folder)
+    result = verdict(repository, folders, tmp_path / "report")
+    assert result.mode == "ab"
+    compared = [row for row in result.rows if row.num_pairs]
+    assert len(compared) > 20
+    assert all(row.num_pairs == 6 and row.effect == pytest.approx(0.0, abs=1e-12) for row in compared), "a commit against its own numbers"

@@ -40,7 +40,8 @@ def timed(what: str, limit_s: float, *command: str) -> None:
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"{what}: {took:.1f} s, of which the processor {busy:.1f} s (at most {limit_s:g} s), exit status {done.returncode}", flush=True)
     said = done.stdout.strip().splitlines()
-    print(f"    {said[-1] if said else done.stderr.strip()}; largest process so far {after.ru_maxrss / 1024:.0f} MiB", flush=True)
+    told = said[-1].partition(": ")[2] if said else done.stderr.strip()
+    print(f"    {told.partition(': ')[2]}; largest process so far {after.ru_maxrss / 1024:.0f} MiB", flush=True)
 
 
 def within(what: str, limit_s: float, work: Callable[[], T]) -> T:

@@ -183,3 +183,11 @@ def test_a_remote_that_cannot_be_asked_gets_no_new_history(root: Path, tmp_path:
     git(here, "commit", "-q", "--allow-empty", "-m", "one")
     with pytest.raises(UsageError, match="cannot be asked"):
         branch.add(here, [root / "baselines" / "asv" / "boot1-1"], branch="history", remote=str(tmp_path / "gone"))
+
+
+def test_the_page_on_long_histories_has_the_figures_of_its_raw_output(root: Path) -> None:
+    page = (root / "docs" / "history-site.md").read_text(encoding="utf-8")
+    raw = (root / "docs" / "data" / "scale.txt").read_text(encoding="utf-8")
+    for figure in ("0.48 s", "2.69 s", "0.40 MB", "33.8 s", "442 MiB", "12.7 s", "8.3 s", "24 of 24", "12 of 12"):
+        assert figure in page
+        assert figure in raw
