@@ -24,6 +24,7 @@ from asv_bench import records
 from asv_bench.suite import Outcomes, SuiteRow, all_rows
 
 SELECT_VARIABLE = "RAPID_LLM_BENCH_SELECT"
+SKIP_VARIABLE = "RAPID_LLM_BENCH_SKIP"
 RECORDS_VARIABLE = "RAPID_LLM_RECORDS_DIR"
 PROGRESS_VARIABLE = "RAPID_LLM_PROGRESS"
 TIMEOUT_VARIABLE = "RAPID_LLM_ROW_TIMEOUT_S"
@@ -61,7 +62,7 @@ def selected_rows() -> list[SuiteRow]:
     Raises:
         SelectionError: The variable holds no regular expression, or selects nothing.
     """
-    rows = all_rows()
+    rows = _without_skipped(all_rows())
     pattern = os.environ.get(SELECT_VARIABLE)
     if not pattern:
         return rows
@@ -74,6 +75,12 @@ def selected_rows() -> list[SuiteRow]:
         raise SelectionError(f"{SELECT_VARIABLE}={pattern!r} selects no row; it is searched in names like {rows[0].id!r}")
     classes = {_CONTROL_CLASS.get(row.case.bottleneck, row.case.bottleneck) for row in chosen}
     return [row for row in rows if row.suite.control and row.case.bottleneck in classes] + chosen
+
+
+def _without_skipped(rows: list[SuiteRow]) -> list[SuiteRow]:
+    """Without the rows that the JSON list in RAPID_LLM_BENCH_SKIP names: the gate knows their launches to be unchanged."""
+    skipped = set(json.loads(os.environ.get(SKIP_VARIABLE) or "[]"))
+    return [row for row in rows if row.id not in skipped]
 
 
 def measure() -> Outcomes:

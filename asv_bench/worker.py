@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import rapid_llm
-from asv_bench import microbench, peaks, records
+from asv_bench import launches, microbench, peaks, records
 from asv_bench.environment import collect_environment, collect_state
 from asv_bench.microbench import Row, Timing, TimingError, bench, bench_graph, bench_host
 from asv_bench.suite import Prepared, SuiteRow, all_rows
@@ -197,6 +197,7 @@ class Bench:
             "explain": "" if prepared.selection is None else prepared.selection.explain(),
             "flags": list(table_row.flags),
             "input_hash": _hash(prepared),
+            "launch_hash": launches.row_hash(prepared) if self.device.type == "cuda" else None,
         }
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from ci import baseline as baselines
 from ci import comment as comments
+from ci import compiled_run, github, run, shards, tables
 from ci import gate as gating
-from ci import github, run, shards, tables
 from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
@@ -52,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--rounds", type=_positive, default=gating.SCREEN_ROUNDS, help="processes a run against a stored baseline")
     gate.add_argument("--no-baseline", action="store_true", help="compare with the merge-base though there is a stored baseline")
     gate.add_argument("--require-baseline", action="store_true", help="no baseline for this device is an error (4)")
+    gate.add_argument("--no-compiled", action="store_true", help="leave out what the compiler makes of the kernels")
+    gate.add_argument(
+        "--skip-identical", action="store_true", help="do not measure rows that launch exactly what the merge-base launches (GPU only)"
+    )
     gate.add_argument("--no-resume", action="store_true", help="start anew after an interrupted run")
 
     gate.add_argument("--shard", metavar="I/N", type=_share, help="measure the I-th of N shares of the processes, for `merge` to judge")
@@ -98,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     history.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folders that `run --keep` made")
     history.add_argument("--branch", default="benchmark-history")
     history.add_argument("--remote", default="origin")
+
+    compiled = commands.add_parser("compiled", help="compile HEAD for every architecture and accept what comes of it, no GPU needed")
+    compiled_actions = compiled.add_subparsers(dest="action", required=True, metavar="ACTION")
+    accept = compiled_actions.add_parser("record", help="write baselines/compiled/<architecture>.json")
+    accept.add_argument("commit", nargs="?", default="HEAD")
+    accept.add_argument("--reason", required=True, help="why this state is accepted")
 
     baseline = commands.add_parser("baseline", help="record or show a baseline")
     actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -182,6 +192,8 @@ def _gate(options: argparse.Namespace, console: Console) -> int:
         ignore_baseline=options.no_baseline,
         require_baseline=options.require_baseline,
         resume=not options.no_resume,
+        compiled=not options.no_compiled,
+        skip_identical=options.skip_identical,
     )
     if options.shard is None:
         return gating.gate(Path.cwd(), wanted, console).exit_code
@@ -299,6 +311,15 @@ def _baseline(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
+def _compiled(options: argparse.Namespace, console: Console) -> int:
+    repository = Repository(Path.cwd())
+    commit = repository.commit(options.commit)
+    made = compiled_run.compile_commit(repository, Places(repository.root), commit)
+    for path in compiled_run.record_baselines(made, commit, repository.root, reason=options.reason):
+        console.print(f"{path.relative_to(repository.root)}", markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
 def _record(options: argparse.Namespace, console: Console) -> int:
     runs = [merging.load_kept(folder) for folder in options.runs]
     made = baselines.record(
@@ -353,6 +374,7 @@ _COMMANDS = {
     "history": _history,
     "table": _table,
     "baseline": _baseline,
+    "compiled": _compiled,
 }
 
 if __name__ == "__main__":

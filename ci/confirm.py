@@ -65,10 +65,20 @@ class _Pairs:
         return self.head.record is not None and self.head.record.instrument == "device"
 
     @property
-    def delta0(self) -> float:
+    def same_launches(self) -> bool:
         ours, theirs = self.head.record, self.base.record
-        hashes = (None if ours is None else ours.launch_hash, None if theirs is None else theirs.launch_hash)
-        return 0.0 if hashes[0] is not None and hashes[0] == hashes[1] else DELTA0
+        return ours is not None and theirs is not None and ours.launch_hash is not None and ours.launch_hash == theirs.launch_hash
+
+    @property
+    def identical(self) -> bool:
+        """Whether the device is asked for exactly the same work on both sides: a control more, for the change cannot have moved it."""
+        ours, theirs = self.head.record, self.base.record
+        same_inputs = ours is not None and theirs is not None and ours.input_hash == theirs.input_hash
+        return self.on_device and self.same_launches and same_inputs
+
+    @property
+    def delta0(self) -> float:
+        return 0.0 if self.same_launches else DELTA0
 
     @property
     def floor(self) -> float:
@@ -148,6 +158,8 @@ def _judge_rows(rows: Sequence[_Pairs]) -> list[RowOutcome]:
         spread = float(noise.clip_differences(row.d).std(ddof=1))
         mde80 = noise.mde80_paired(spread, row.d.size, floor=row.floor, delta0=row.delta0, num_rows=len(rows), alpha=ALPHA)
         outcome = _outcome(row, verdict, reason, slow_p[i] if row.side > 0 else fast_p[i], mde80)
+        if row.identical:
+            outcome = replace(outcome, flags=(*outcome.flags, "IDENTICAL"))
         if mde80 > _WIDE_MDE:
             outcome = replace(outcome, flags=(*outcome.flags, "BLIND" if mde80 > _BLIND_MDE else "WIDE"))
         if abs(abs(row.effect) - row.floor) <= 0.1 * row.floor:
@@ -183,6 +195,26 @@ def _judge_controls(controls: Sequence[_Pairs], rows: Sequence[_Pairs]) -> tuple
         f"control rows that no change can touch moved between the commits: {told}; "
         "look at clocks, throttling and other tenants, and run again"
     )
+
+
+def _as_controls(rows: Sequence[_Pairs], outcomes: Sequence[RowOutcome]) -> tuple[list[RowOutcome], str | None]:
+    """Rows that launch exactly what the base does, judged as controls: one that moved shows the machine.
+
+    Returns:
+        The outcomes of all rows, and what makes the runner unfit.
+    """
+    made, moved = [], []
+    for row, outcome in zip(rows, outcomes, strict=True):
+        if row.identical and outcome.verdict in (RowVerdict.REGRESSED, RowVerdict.IMPROVED):
+            reason = f"{outcome.reason}; but launches and inputs are the same at both commits, so that the machine moved and not the code"
+            outcome = replace(outcome, verdict=RowVerdict.UNCONFIRMED, reason=reason, flags=(*outcome.flags, "MOVED"))
+            if abs(row.effect) > UNFIT_DEVICE:
+                moved.append(row)
+        made.append(outcome)
+    if not moved:
+        return made, None
+    told = ", ".join(f"{row.key} ({percent(row.effect)} latency)" for row in moved[:3])
+    return made, f"rows whose launches did not change moved between the commits: {told}; look at clocks, throttling and other tenants"
 
 
 def _sort_out(base: CommitResult, head: CommitResult) -> tuple[list[_Pairs], list[RowOutcome]]:
@@ -287,6 +319,9 @@ def compare_pairs(
     rows, controls = [row for row in pairs if not row.control], [row for row in pairs if row.control]
     judged = _judge_rows(rows)
     judged_controls, unfit = _judge_controls(controls, rows)
+    if mode == "ab":
+        judged, also_unfit = _as_controls(rows, judged)
+        unfit = unfit or also_unfit
     outcomes.extend([*judged, *judged_controls])
     fewest = min((row.d.size for row in rows), default=0)
     cut = [row for row in pairs if row.truncated]

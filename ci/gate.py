@@ -19,14 +19,15 @@ import msgspec
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import run
+from ci import compiled_gate, run
 from ci.baseline import Baseline
 from ci.compare import compare_baseline, needs_second_run
+from ci.compiled import with_compiled
 from ci.confirm import compare_pairs
 from ci.device import Device, detect
 from ci.errors import BaselineError, UsageError
 from ci.jsonio import write_atomic
-from ci.model import CommitResult, GateResult
+from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowVerdict
 from ci.repo import Commit, Repository
 from ci.report import write_report
 from ci.run import Places, RunPlan
@@ -36,7 +37,7 @@ from ci.verdict_file import dump
 SCREEN_ROUNDS = 3
 PAIRS = 12
 _STATE = "gate-state.json"
-_RUNS = ("1", "2", "pairs")
+_RUNS = ("1", "2", "pairs", "compiled")
 """Folders in a report's `runs/` that a gate makes."""
 
 
@@ -52,6 +53,10 @@ class Options:
     ignore_baseline: bool = False
     require_baseline: bool = False
     resume: bool = True
+    compiled: bool = True
+    skip_identical: bool = False
+    skip: tuple[str, ...] = ()
+    """Ids of rows that `skip_identical` found."""
 
 
 def gate(root: Path, options: Options, console: Console) -> GateResult:
@@ -64,6 +69,21 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     """
     clear(options.directory)
     situation = look(root, options)
+    compiled = None
+    if options.compiled:
+        compiled = compiled_gate.judge(
+            situation.repository,
+            situation.places,
+            situation.tip,
+            situation.base,
+            situation.head,
+            select=options.select,
+            directory=options.directory / "runs" / "compiled",
+            console=console,
+        )
+    if options.skip_identical:
+        skip = compiled_gate.rows_to_skip(situation.repository, situation.places, situation.device, situation.base, situation.head, console)
+        options = replace(options, skip=skip)
     if situation.baseline is None:
         result = _against_merge_base(situation, options, console)
     else:
@@ -73,6 +93,8 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
         notices=(*situation.notices, *result.notices),
         created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
     )
+    if compiled is not None:
+        result = with_compiled(result, compiled)
     publish(result, options.directory, console)
     return result
 
@@ -91,17 +113,9 @@ class Situation:
     baseline: Baseline | None
 
     def pair(self) -> tuple[Commit, Commit]:
-        """The two commits of a comparison without a baseline: a commit on its own is compared with an empty commit on it.
-
-        Raises:
-            UsageError: A shallow clone holds the commit alone.
-        """
+        """The two commits of a comparison without a baseline: a commit on its own is compared with an empty commit on it."""
         if self.base.sha != self.head.sha:
             return self.base, self.head
-        if self.repository.is_shallow:
-            raise UsageError(
-                f"{self.repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
-            )
         return self.head, self.repository.empty_commit_on(self.head)
 
 
@@ -122,6 +136,10 @@ def look(root: Path, options: Options) -> Situation:
         raise BaselineError(
             f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
             " record`, or leave --require-baseline out to compare with the merge-base."
+        )
+    if baseline is None and base.sha == head.sha and repository.is_shallow:
+        raise UsageError(
+            f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
         )
     return Situation(repository, Places(repository.root), device, head, tip, base, notices, baseline)
 
@@ -170,11 +188,11 @@ def _against_baseline(situation: Situation, baseline: Baseline, options: Options
     runs: list[CommitResult] = []
     while True:
         run.forget(places, device, [head])
-        run.run_asv(places, RunPlan((head,), options.rounds, select=options.select), console)
-        runs.append(selected(run.load(places, device, head), options.select))
+        run.run_asv(places, RunPlan((head,), options.rounds, select=options.select, skip=options.skip), console)
+        runs.append(selected(run.load(places, device, head), options.select, options.skip))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
-        if options.select:
-            baseline = selected_baseline(baseline, runs[0], options.select)
+        if options.select or options.skip:
+            baseline = selected_baseline(baseline, runs[0], options.select or "", options.skip)
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
@@ -187,7 +205,7 @@ def _against_merge_base(situation: Situation, options: Options, console: Console
     base, head = situation.pair()
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
     console.print(f"{device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes", highlight=False)
-    measured = [selected(result, options.select) for result in measure_pairs(places, device, (base, head), options, console)]
+    measured = [selected(result, options.select, options.skip) for result in measure_pairs(places, device, (base, head), options, console)]
     run.keep(places, device, (base, head), options.directory / "runs" / "pairs")
     result = _told(options, measured[1], compare_pairs(*measured, mode="aa" if same else "ab", device=device.name))
     if same:
@@ -199,7 +217,7 @@ def _against_merge_base(situation: Situation, options: Options, console: Console
 def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console) -> list[CommitResult]:
     """Measures commits in interleaved rounds; a run that was interrupted goes on where it stopped."""
     state_file = places.root / ".asv" / _STATE
-    state = {"commits": [commit.sha for commit in commits], "select": options.select, "device": device.key}
+    state = {"commits": [commit.sha for commit in commits], "select": options.select, "skip": list(options.skip), "device": device.key}
     done = 0
     if options.resume and _read_state(state_file) == state:
         done = _finished_rounds(places, device, commits)
@@ -209,34 +227,44 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
         console.print(f"going on after {done} pairs of an interrupted run", highlight=False)
     write_atomic(state_file, json.dumps(state) + "\n")
     if done < options.pairs:
-        run.run_asv(places, RunPlan(tuple(commits), options.pairs - done, append=done > 0, select=options.select), console)
+        plan = RunPlan(tuple(commits), options.pairs - done, append=done > 0, select=options.select, skip=options.skip)
+        run.run_asv(places, plan, console)
     measured = [run.load(places, device, commit) for commit in commits]
     state_file.unlink(missing_ok=True)
     return measured
 
 
-def selected(result: CommitResult, select: str | None) -> CommitResult:
+def selected(result: CommitResult, select: str | None, skip: Sequence[str] = ()) -> CommitResult:
     """Without the rows that the selection left out: asv lists them as skipped, and no process recorded them."""
-    if select is None:
+    if select is None and not skip:
         return result
     return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
 
 
-def selected_baseline(baseline: Baseline, measured: CommitResult, select: str) -> Baseline:
+def selected_baseline(baseline: Baseline, measured: CommitResult, select: str, skip: Sequence[str] = ()) -> Baseline:
     """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
     kept = {
         name: row
         for name, row in baseline.rows.items()
-        if row.key in measured.rows or (not row.control and re.search(select, name) is not None)
+        if row.key in measured.rows or (not row.control and name not in skip and re.search(select, name) is not None)
     }
     return msgspec.structs.replace(baseline, rows=kept)
 
 
 def _told(options: Options, measured: CommitResult, result: GateResult) -> GateResult:
-    """Says in the report that only a selection was measured."""
+    """Says in the report what was not measured: a selection's other rows, and rows that launch exactly what the base does."""
+    if options.skip:
+        why = "not measured: it launches exactly what the merge-base does (--skip-identical)"
+        rows = tuple(RowOutcome(key=_key_of(name), verdict=RowVerdict.SKIPPED, reason=why, section="other") for name in options.skip)
+        result = replace(result, rows=(*result.rows, *rows), notices=(*result.notices, f"{len(rows)} rows were {why}."))
     if options.select is None:
         return result
     return replace(result, notices=(*result.notices, f"Only the {len(measured.rows)} rows that {options.select!r} selects were measured."))
+
+
+def _key_of(row_id: str) -> RowKey:
+    benchmark, found, case = row_id.partition("(")
+    return RowKey(benchmark, (case.removesuffix(")"),) if found else ())
 
 
 def _read_state(path: Path) -> object:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from ci.compiled_model import CompiledResult
+
 Direction = Literal["higher", "lower"]
 
 
@@ -207,3 +209,5 @@ class GateResult:
     runs: int = 1
     processes: int = 0
     created_at: str = ""
+    compiled: CompiledResult | None = None
+    """The compiled rows; None where they were left out."""

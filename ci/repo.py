@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +135,21 @@ class Repository:
         except KeyError:
             return None
         return bytes(blob.data_stream.read())
+
+    def export(self, commit: Commit, folder: str, target: Path) -> None:
+        """Writes one folder of a commit's tree under `target`.
+
+        Raises:
+            UsageError: The commit has no such folder.
+        """
+        buffer = io.BytesIO()
+        try:
+            self.repo.archive(buffer, commit.sha, path=folder)
+        except self._git.GitCommandError as error:
+            raise UsageError(f"{commit.label} ({commit.short}) has no folder {folder}: name a commit of this project.") from error
+        buffer.seek(0)
+        with tarfile.open(fileobj=buffer) as archive:
+            archive.extractall(target, filter="data")
 
     def empty_commit_on(self, commit: Commit) -> Commit:
         """A commit with the same tree on top of `commit`, for a comparison of a commit with itself; no branch points to it.

@@ -19,6 +19,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from ci.compiled import ACCEPT, by_architecture, summary_lines
+from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict, RunVerdict
 from ci.templates.figures import (
     ceiling_items,
@@ -72,6 +74,7 @@ _NEXT_STEP_AA = (
     "Read the smallest detectable regression of each row, which is what this machine can see, and record a baseline if that is fine enough."
 )
 
+_FAILING_COMPILED = (CompiledVerdict.REGRESSED, CompiledVerdict.FAILED, CompiledVerdict.MISSING)
 _MARKDOWN_SYNTAX = r"[^\w .,;:()/=+%-]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?! )"
 """What could be markup; an underscore inside a word and a colon before a space never are."""
 
@@ -143,6 +146,8 @@ def render_html(result: GateResult) -> str:
         ceilings=ceiling_items(result.ceilings),
         environment=environment_items(result.environment),
         tones=tones(),
+        accept=ACCEPT,
+        architectures=by_architecture(result.compiled) if result.compiled else [],
     )
     return visible(page)
 
@@ -183,6 +188,9 @@ def render_summary(result: GateResult) -> str:
     shown = len(table)
     if table:
         lines += ["### Rows that need a look", "", _summary_columns("why"), "|---|---|---|--:|--:|--:|---|", *table, ""]
+    compiled = _fit(_compiled_lines(result), budget // 3)
+    budget -= _size(compiled)
+    lines += compiled
     body: list[str] = []
     for name, title in SECTIONS.items():
         rows = [row for row in others if (row.section if row.section in SECTIONS else "other") == name]
@@ -204,6 +212,17 @@ def render_summary(result: GateResult) -> str:
         "0.8. fp8 and fp16 rows have different bounds: do not rank one's GB/s by the other's."
     )
     return "\n".join(lines) + "\n"
+
+
+def _compiled_lines(result: GateResult) -> list[str]:
+    """What the compiler made, a line a kernel and figure."""
+    if result.compiled is None:
+        return []
+    lines = ["### What the compiler made of the kernels", "", markdown_text(result.compiled.reason), ""]
+    for verdict in CompiledVerdict:
+        told = summary_lines(finding for finding in result.compiled.findings if finding.verdict is verdict)
+        lines += [f"- {verdict.value}: {markdown_text(line, 300)}" for line in told]
+    return [*lines, *([markdown_text(ACCEPT)] if result.compiled.exit_code == 1 else []), ""]
 
 
 def _summary_head(result: GateResult) -> list[str]:
@@ -281,7 +300,13 @@ def render_junit(result: GateResult) -> str:
         elif row.reason:
             case.system_out = message
         suite.add_testcase(case)
-    if result.exit_code and not any(fails(row) for row in result.rows):
+    failing = [finding for finding in result.compiled.findings if finding.verdict in _FAILING_COMPILED] if result.compiled else []
+    for finding in failing:
+        case = TestCase(visible(f"{finding.kernel} {finding.architecture} {finding.rows[0]}"), classname="compiled")
+        kind = Failure if finding.verdict is CompiledVerdict.REGRESSED else Error
+        case.result = [kind(visible(f"{finding.verdict.value}: {'; '.join(summary_lines([finding]))}"), finding.verdict.value)]
+        suite.add_testcase(case)
+    if result.exit_code and not failing and not any(fails(row) for row in result.rows):
         case = TestCase("the run", classname="run")
         case.result = [Error(visible(f"{result.verdict.value}: {result.reason}"), result.verdict.value)]
         suite.add_testcase(case)

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ci.compiled import ACCEPT, by_architecture, summary_lines
+from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict
 from ci.report import mode_in_words, next_step
 from ci.templates.figures import change, latency, percent, short_commit, throughput, visible
@@ -16,6 +18,9 @@ from ci.templates.sections import SECTIONS, counts, has_number, latency_of, need
 
 MAX_OTHER_ROWS = 60
 """Rows that need no look are printed up to this number; those that do are all printed."""
+
+MAX_COMPILED_LINES = 20
+"""Of one verdict."""
 
 MIN_WIDTH_FOR_KERNEL = 150
 """Columns of a terminal under which the kernel stands below the case instead of beside it."""
@@ -62,9 +67,31 @@ def render_terminal(result: GateResult, console: Console) -> None:
     if skipped:
         reasons = "; ".join(dict.fromkeys(row.reason or "no reason given" for row in skipped))
         _line(console, f"{len(skipped)} rows skipped: {reasons}")
+    _compiled(console, result)
     if any(row.record and row.record.instrument == "wall-clock" for row in result.rows):
         _line(console, "(w) wall clock on a CPU: not a GPU figure")
     _line(console, f"next: {next_step(result)}")
+
+
+def _compiled(console: Console, result: GateResult) -> None:
+    """What the compiler made: one line a kernel and figure, and how many there are beyond the limit."""
+    if result.compiled is None:
+        return
+    _line(console, f"compiled for {', '.join(name for name, _ in by_architecture(result.compiled))}: {result.compiled.reason}")
+    looks = {
+        CompiledVerdict.REGRESSED: "bad",
+        CompiledVerdict.FAILED: "bad",
+        CompiledVerdict.MISSING: "bad",
+        CompiledVerdict.IMPROVED: "good",
+    }
+    for verdict in CompiledVerdict:
+        told = summary_lines(finding for finding in result.compiled.findings if finding.verdict is verdict)
+        for line in told[:MAX_COMPILED_LINES]:
+            _line(console, f"{verdict.value}  {line}", _STYLES[looks.get(verdict, "plain")])
+        if len(told) > MAX_COMPILED_LINES:
+            _line(console, f"{verdict.value}  {len(told) - MAX_COMPILED_LINES} more, see index.html.")
+    if result.compiled.exit_code == 1:
+        _line(console, ACCEPT)
 
 
 def _by_section(rows: Sequence[RowOutcome]) -> list[RowOutcome]:

@@ -1,6 +1,7 @@
 """Makes `asv compare` and `asv continuous` treat throughputs as higher-is-better, and keeps the table when a row fails.
 
-A benchmark is higher-is-better if benchmarks.json says so (`higher_is_better`), else if its unit ends in "/s".
+A benchmark is higher-is-better if benchmarks.json says so (`higher_is_better`), else if its unit ends in "/s". Of a benchmark that is
+`exact` (what a compiler made) any difference counts, however small: it has no noise.
 
 Exit status of `asv continuous` with this plugin: 0 nothing got worse (rises and new rows included), 1 something got worse, 2 a row
 failed or is newly skipped on the tested commit; the table is printed in each case.
@@ -22,6 +23,14 @@ class Higher(float):
     """A result of which more is better: a marker, arithmetic unchanged."""
 
 
+class Exact(float):
+    """A result without noise, of which less is better."""
+
+
+class ExactHigher(Exact):
+    """A result without noise, of which more is better."""
+
+
 def higher_is_better(benchmark: dict[str, Any] | None) -> bool:
     """Direction of a benchmark as benchmarks.json declares it."""
     declared = (benchmark or {}).get("higher_is_better")
@@ -33,6 +42,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.higher: set[str] = set()
+        self.exact: set[str] = set()
         self.failed: list[str] = []
         self.new: list[str] = []
 
@@ -66,7 +76,9 @@ def _cells(results: Iterable[tuple[Any, ...]]) -> dict[Cell, Any]:
 
 
 def _print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float, split: bool, **kwargs: Any) -> Any:
-    _seen.higher = {name for name, benchmark in Benchmarks.load(conf).items() if higher_is_better(benchmark)}
+    known = Benchmarks.load(conf)
+    _seen.higher = {name for name, benchmark in known.items() if higher_is_better(benchmark)}
+    _seen.exact = {name for name, benchmark in known.items() if benchmark.get("exact")}
     if kwargs.get("resultset_2") is not None:  # called by continuous
         kwargs["resultset_1"], kwargs["resultset_2"] = list(kwargs["resultset_1"]), list(kwargs["resultset_2"])
         _seen.compare(_cells(kwargs["resultset_1"]), _cells(kwargs["resultset_2"]))
@@ -75,12 +87,21 @@ def _print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float
 
 def _unroll(name: str, params: Any, *values: Any) -> Iterator[tuple[Any, ...]]:
     for label, value, *rest in _original_unroll(name, params, *values):
-        marked = Higher(value) if name in _seen.higher and isinstance(value, (int, float)) else value
-        yield (label, marked, *rest)
+        yield (label, _marked(name, value), *rest)
+
+
+def _marked(name: str, value: Any) -> Any:
+    if not isinstance(value, (int, float)):
+        return value
+    if name in _seen.exact:
+        return ExactHigher(value) if name in _seen.higher else Exact(value)
+    return Higher(value) if name in _seen.higher else value
 
 
 def _better(a: Any, b: Any, a_stats: Any, b_stats: Any, factor: float, use_stats: bool = True) -> bool:
     """asv's rule on the reciprocals of throughputs; the rank test between the samples has no direction."""
+    if isinstance(a, Exact) and isinstance(b, Exact):
+        return float(a) > float(b) if isinstance(a, ExactHigher) else float(a) < float(b)
     if isinstance(a, Higher):
         a, b = (1.0 / float(v) if v else float("inf") for v in (a, b))
     return bool(_original_better(a, b, a_stats, b_stats, factor, use_stats=use_stats))

@@ -358,3 +358,23 @@ def test_enough_pairs_of_that_noise_name_exactly_the_planted_rows(shared_data: P
     assert named == {"bench_k.Decode.track_read"}
     assert sum(row.verdict.value == "REGRESSED" for row in result.rows) == 8
     assert result.exit_code == 1
+
+
+def test_a_row_whose_launches_did_not_change_is_a_control_more() -> None:
+    """The device was asked for the same work: what moved is the machine. In an A/A that holds of every row, and it is judged as ever."""
+    base, head = arms({"row_a": 1.1}, launch_hash="same")
+    result = compare_pairs(base, head)
+    row = outcome(result, "row_a")
+    assert result.exit_code == 5
+    assert "rows whose launches did not change moved" in result.reason
+    assert {"IDENTICAL", "MOVED"} <= set(row.flags)
+    assert compare_pairs(base, head, mode="aa").exit_code == 1
+    small = compare_pairs(*arms({"row_a": 1.012}, sd=0.0005, launch_hash="same"))
+    assert (small.exit_code, outcome(small, "row_a").verdict.value) == (0, "UNCONFIRMED")
+
+
+@pytest.mark.parametrize("changes", [{"launch_hash": None}, {"launch_hash": "same", "instrument": "wall-clock"}])
+def test_rows_without_a_launch_record_or_by_the_hosts_clock_are_judged_as_ever(changes: dict[str, Any]) -> None:
+    result = compare_pairs(*arms({"row_a": 1.1}, **changes))
+    assert result.exit_code == 1
+    assert "IDENTICAL" not in outcome(result, "row_a").flags

@@ -11,9 +11,10 @@ from gate_builders import HEAD_COMMIT, a_baseline, a_run, without_row
 from rich.console import Console
 
 from ci import gate
+from ci.compare import compare_baseline
 from ci.errors import UsageError
 from ci.gate import Options
-from ci.model import RowKey
+from ci.model import RowKey, RowVerdict
 
 
 def test_a_gate_that_is_refused_leaves_no_old_verdict_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +56,21 @@ def test_rows_that_a_selection_left_out_are_no_skips_of_the_report() -> None:
     result = replace(head, rows={**head.rows, key: skipped})
     assert key in gate.selected(result, None).rows
     assert key not in gate.selected(result, "decode_b").rows
+
+
+def test_rows_that_launch_the_same_are_left_out_listed_and_counted() -> None:
+    baseline = a_baseline(5)
+    head = without_row(a_run(1, commit=HEAD_COMMIT), "decode_b")
+    options = gate.Options(Path("report"), skip_identical=True, skip=("decode_b",))
+    kept = gate.selected_baseline(baseline, head, "", options.skip)
+    assert "decode_b" not in kept.rows
+    result = gate._told(options, head, compare_baseline([head], kept))
+    (skipped,) = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
+    assert str(skipped.key) == "decode_b"
+    assert "launches exactly what the merge-base does" in skipped.reason
+    assert any(notice.startswith("1 rows were not measured") for notice in result.notices)
+    assert result.exit_code == 0
+
+
+def test_a_row_id_becomes_the_key_that_its_row_has() -> None:
+    assert gate._key_of("bench_a.B.track_c(decode B=1 (x))") == RowKey("bench_a.B.track_c", ("decode B=1 (x)",))

@@ -53,7 +53,7 @@ def project(tmp_path: Path, root: Path) -> Project:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     for name in listed:
-        if not name.startswith(("tests/", "docs/", "baselines/asv/")) and (root / name).is_file():
+        if not name.startswith(("tests/", "docs/", "baselines/asv/", "baselines/compiled/")) and (root / name).is_file():
             target = made.path / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target)

@@ -30,7 +30,7 @@ def _verdict(project: Project, root: Path) -> dict[str, Any]:
 
 def _asv_continuous(project: Project) -> subprocess.CompletedProcess[str]:
     """One more round by asv itself, on top of the rounds that the gate had asv measure of the same two commits."""
-    more = ("-a", "rounds=1", "--append-samples")
+    more = ("-a", "rounds=1", "--append-samples", "--bench", r"^(?!bench_compiled\.)")
     return project.run("asv", "continuous", "main", "HEAD", *more, RAPID_LLM_BENCH_SELECT=SELECT)
 
 
@@ -69,7 +69,7 @@ def test_the_same_change_reversed_is_an_improvement(project: Project, root: Path
     project.git("revert", "--no-edit", "HEAD")
 
     # One row at nine pairs: the sign-flip test still decides when one pair is turned by the machine's noise.
-    done = project.ci("gate", "--select", "KVWritePrefill.*T=512 float16", "--pairs", "9")
+    done = project.ci("gate", "--select", "KVWritePrefill.*T=512 float16", "--pairs", "9", "--no-compiled")
     assert done.returncode == 0, done.stdout + done.stderr
     data = _verdict(project, root)
     (row,) = [row for row in data["rows"] if row["verdict"] == "IMPROVED"]

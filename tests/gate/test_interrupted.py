@@ -47,7 +47,7 @@ def _processes_in(folder: Path) -> list[str]:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 def test_an_interrupted_gate_goes_on_where_it_stopped(project: Project) -> None:
     env = {**os.environ, "RAPID_LLM_BENCH_DEVICE": "cpu", "MARK_OF_THIS_TEST": str(project.path)}
-    command = [sys.executable, "-m", "ci", "gate", "--select", SELECT, "--pairs", "6"]
+    command = [sys.executable, "-m", "ci", "gate", "--select", SELECT, "--pairs", "6", "--no-compiled"]
     gate = subprocess.Popen(command, cwd=project.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 200
     while len(rounds := _finished_rounds(project)) < 2 or min(rounds) < 2:
@@ -66,7 +66,7 @@ def test_an_interrupted_gate_goes_on_where_it_stopped(project: Project) -> None:
     assert not [path for path in project.path.rglob("*writing*") if "src" not in path.parts]
     assert not (project.path / "report" / "verdict.json").exists()
 
-    again = project.ci("gate", "--select", SELECT, "--pairs", "6")
+    again = project.ci("gate", "--select", SELECT, "--pairs", "6", "--no-compiled")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"going on after {done} pairs of an interrupted run" in again.stdout
     assert min(_finished_rounds(project)) == 6

@@ -43,10 +43,22 @@ class Copy:
 
     track_latency.unit = "us"
     track_latency.higher_is_better = False
+
+
+class Compiled:
+    rounds = 1
+
+    def track_spills(self):
+        return toy.SPILLS
+
+    track_spills.unit = "bytes"
+    track_spills.higher_is_better = False
+    track_spills.exact = True
 """
 
 _TOY = """
 SKIPPED = {skipped!r}
+SPILLS = {spills!r}
 
 
 def rate(case):
@@ -65,12 +77,14 @@ class Toy:
         done = subprocess.run(["git", *arguments], cwd=self.path, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
-    def commit(self, small: float = 100.0, large: float = 200.0, *, without: str | None = None, skipped: tuple[str, ...] = ()) -> str:
-        """Commits a state of the library: its rates, a case it cannot serve, cases it skips."""
+    def commit(
+        self, small: float = 100.0, large: float = 200.0, *, without: str | None = None, skipped: tuple[str, ...] = (), spills: int = 1000
+    ) -> str:
+        """Commits a state of the library: its rates, a case it cannot serve, cases it skips, a figure without noise."""
         values = {name: value for name, value in (("small", small), ("large", large)) if name != without}
-        (self.path / "toy" / "__init__.py").write_text(_TOY.format(values=values, skipped=skipped), encoding="utf-8")
+        (self.path / "toy" / "__init__.py").write_text(_TOY.format(values=values, skipped=skipped, spills=spills), encoding="utf-8")
         self.git("add", "-A")
-        self.git("commit", "-q", "--allow-empty", "-m", f"{values}")
+        self.git("commit", "-q", "--allow-empty", "-m", f"{values} {spills}")
         return self.git("rev-parse", "HEAD")
 
     def asv(self, *arguments: str) -> subprocess.CompletedProcess[str]:

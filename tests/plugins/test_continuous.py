@@ -6,6 +6,8 @@ import json
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from tests.plugins.conftest import Toy
 
 Compare = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,6 +33,14 @@ def test_r96_flat_is_flat(compared: Compare) -> None:
     done = compared({}, {})
     assert done.returncode == 0, done.stdout
     assert "NOT SIGNIFICANTLY CHANGED" in done.stdout
+
+
+@pytest.mark.parametrize(("spills", "status", "mark"), [(1001, 1, "+"), (999, 0, "-"), (1000, 0, "")])
+def test_a_figure_without_noise_counts_however_small_the_change(compared: Compare, spills: int, status: int, mark: str) -> None:
+    done = compared({}, {"spills": spills})
+    assert done.returncode == status, done.stdout
+    marked = [line for line in done.stdout.splitlines() if "track_spills" in line and line.startswith(f"| {mark} ")]
+    assert bool(marked) == bool(mark)
 
 
 def test_a_row_that_fails_on_the_tested_commit_gives_2_and_the_table(compared: Compare) -> None:

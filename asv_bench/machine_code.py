@@ -1,0 +1,193 @@
+"""What the compiler made of a kernel: figures of one cubin, exact and without a GPU.
+
+Registers, stack and spills are what ptxas says of its own work; instructions are counted in the SASS that cuobjdump prints (both tools are
+in Triton's wheel). Counts are of instructions in the code, not of how often a loop runs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+_HASHED_SECTIONS = (".text", ".nv.constant", ".nv.global.init")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
+
+_CONVERSIONS = frozenset({"F2F", "F2FP", "F2I", "F2IP", "I2F", "I2FP", "I2I", "I2IP"})
+_BULK_COPIES = frozenset({"UBLKCP", "UTMALDG", "UTMASTG", "UBLKPF"})
+_TENSOR = re.compile(r"[HIDQOB]MMA$")
+_WGMMA = re.compile(r"[HIQB]GMMA$")
+_TCGEN05 = re.compile(r"UTC\w*MMA$")
+_WIDTHS = (8, 16, 32, 64, 128, 256)
+_ACCESSES = {"LDG": "global_loads", "STG": "global_stores", "LDGSTS": "async_copies"}
+
+REGISTERS_A_MULTIPROCESSOR = 65536
+_REGISTER_UNIT = 256
+"""Registers are given to a warp in steps of this many."""
+_WARP_UNIT = 4
+_SHARED_UNIT = 128
+"""Shared memory is given to a block in steps of this many bytes."""
+_RESERVED_SHARED_BYTES = 1024
+"""Shared memory of a block that the system takes from compute capability 8.0 on."""
+
+
+class ToolError(RuntimeError):
+    """A tool of Triton's wheel failed or said something else than expected."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What can reside on a multiprocessor; see `asv_bench.stand_in.Device`."""
+
+    warps: int
+    blocks: int
+    shared_bytes: int
+
+
+def code_hash(cubin: bytes, name: str, *, threads: int, shared_bytes: int) -> str:
+    """Identity of what is executed: code and constants, not names, line numbers or paths.
+
+    Args:
+        cubin: An ELF file of 64 bits.
+        name: Of the kernel, which names sections.
+        threads: A block's.
+        shared_bytes: Dynamic shared memory of a block.
+    Returns:
+        32 hex digits.
+    Raises:
+        ToolError: It is no such file, or has no code.
+    """
+    parts = [f"threads={threads} shared={shared_bytes}".encode()]
+    found = False
+    for section, content in _sections(cubin):
+        if section.startswith(_HASHED_SECTIONS):
+            found = found or section.startswith(".text")
+            parts.append(section.replace(name, "kernel").encode() + b"\0" + content)
+    if not found:
+        raise ToolError(f"the cubin of {name} has no section .text: Triton's output has changed, mend asv_bench/machine_code.py")
+    return hashlib.sha256(b"\0\0".join([parts[0], *sorted(parts[1:])])).hexdigest()[:32]
+
+
+def _sections(elf: bytes) -> list[tuple[str, bytes]]:
+    """Name and content of each section of a 64-bit little-endian ELF file (System V ABI, chapter 4)."""
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise ToolError("a cubin is no ELF file of 64 bits: Triton's output has changed, mend asv_bench/machine_code.py")
+    (start,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, start + i * size) for i in range(count)]
+    table = headers[names_at][4]
+    sections = []
+    for name, kind, _flags, _address, offset, length, _link, info, *_ in headers:
+        end = elf.index(b"\0", table + name)
+        # Type 8 has no content in the file. The upper byte of a code section's info is its number of registers.
+        content = b"" if kind == 8 else elf[offset : offset + length]
+        text = elf[table + name : end].decode()
+        sections.append((text, content + bytes([info >> 24]) if text.startswith(".text") else content))
+    return sections
+
+
+def disassemble(cubin: bytes, tool: Path) -> str:
+    """The SASS as cuobjdump prints it.
+
+    Raises:
+        ToolError: cuobjdump failed.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode or "Function :" not in done.stdout:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise ToolError(f"{tool} ended with {done.returncode} ({said[-1] if said else 'no output'}): is the triton wheel whole?")
+    return done.stdout
+
+
+def listing(sass: str) -> str:
+    """One instruction a line, without addresses and encodings, for a difference that people read."""
+    return "".join(f"{match[1]}{match[2].rstrip()}\n" for match in _INSTRUCTION.finditer(sass))
+
+
+def figures(sass: str, ptxas_log: str) -> dict[str, int]:
+    """The figures of one kernel, without occupancy.
+
+    Args:
+        sass: From `disassemble`.
+        ptxas_log: What ptxas said with -v.
+    Raises:
+        ToolError: The log does not have what is read from it.
+    """
+    spills, registers = _SPILLS.search(ptxas_log), _REGISTERS.search(ptxas_log)
+    if spills is None or registers is None:
+        raise ToolError("ptxas said nothing of registers and spills: its wording has changed, mend asv_bench/machine_code.py")
+    counts: Counter[str] = Counter()
+    total = size = 0
+    for opcode, operands in (match.groups() for match in _INSTRUCTION.finditer(sass)):
+        name, *modifiers = opcode.split(".")
+        size += 16
+        if name == "NOP":
+            continue
+        total += 1
+        counts[_class_of(name, modifiers, operands)] += 1
+    made = {
+        "registers": int(registers[1]),
+        "stack_bytes": int(spills[1]),
+        "spill_store_bytes": int(spills[2]),
+        "spill_load_bytes": int(spills[3]),
+        "instructions": total,
+        "code_bytes": size,
+    }
+    for access in _ACCESSES.values():
+        made |= {f"{access}_{width}": counts[f"{access}_{width}"] for width in _WIDTHS}
+    names = ("bulk_copies", "mma", "wgmma", "tcgen05", "conversions", "local_loads", "local_stores", "barriers")
+    return made | {name: counts[name] for name in names}
+
+
+def _class_of(name: str, modifiers: list[str], operands: str) -> str:
+    if name in _ACCESSES:
+        return f"{_ACCESSES[name]}_{_width(modifiers)}"
+    if name in ("LDL", "STL"):
+        return "local_loads" if name == "LDL" else "local_stores"
+    if name in _BULK_COPIES:
+        return "bulk_copies"
+    if name in _CONVERSIONS or (name == "HADD2" and "F32" in modifiers and "-RZ" in operands):
+        return "conversions"
+    if name == "BAR":
+        return "barriers"
+    for pattern, kind in ((_TCGEN05, "tcgen05"), (_WGMMA, "wgmma"), (_TENSOR, "mma")):
+        if pattern.match(name):
+            return kind
+    return "other"
+
+
+def _width(modifiers: list[str]) -> int:
+    """Bits of a memory access by its modifiers; 32 where none says."""
+    for modifier in modifiers:
+        if modifier in ("U8", "S8"):
+            return 8
+        if modifier in ("U16", "S16"):
+            return 16
+        if modifier in ("64", "128", "256"):
+            return int(modifier)
+    return 32
+
+
+def occupancy_warps(limits: Limits, *, registers: int, shared_bytes: int, warps_a_block: int) -> int:
+    """Warps that can reside on a multiprocessor at a time (as the CUDA Occupancy Calculator counts).
+
+    Args:
+        limits: Of the device.
+        registers: A thread's.
+        shared_bytes: A block's, without what the system takes.
+        warps_a_block: As launched.
+    """
+    a_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+    by_registers = (REGISTERS_A_MULTIPROCESSOR // a_warp) // _WARP_UNIT * _WARP_UNIT // warps_a_block if registers else limits.blocks
+    a_block = -(-(shared_bytes + _RESERVED_SHARED_BYTES) // _SHARED_UNIT) * _SHARED_UNIT
+    return warps_a_block * min(limits.blocks, limits.warps // warps_a_block, by_registers, limits.shared_bytes // a_block)

@@ -1,0 +1,159 @@
+"""Compiles commits with `asv_bench.compiled`, and reads and writes the stored baselines of the compiled rows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ci.compiled_model import BASELINE_DIR, BASELINE_SCHEMA_ID, CompiledBaseline, CompiledFile
+from ci.errors import BaselineError, InputError
+from ci.jsonio import decode_json, read_json, strict_dumps, write_atomic
+from ci.repo import Commit, Repository
+from ci.run import Places
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+THIS_DEVICE = "this-device"
+_TIMEOUT_S = 900
+
+
+def compile_commit(
+    repository: Repository, places: Places, commit: Commit, *, select: str | None = None, this_device: bool = False
+) -> CompiledFile:
+    """What the compiler makes of a commit's kernels, with the suites of this checkout.
+
+    Args:
+        repository: Has the commit.
+        places: Where the cache lies.
+        commit: To compile.
+        select: Regular expression over row ids.
+        this_device: Compile for the GPU of this machine, with its own figures, instead of the architectures.
+    Raises:
+        InputError: It could not be compiled at all.
+    """
+    cache = places.root / ".asv" / "compiled"
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rapid-llm-compile-") as scratch:
+        source, output = Path(scratch, "source"), Path(scratch, "compiled.json")
+        repository.export(commit, "rapid_llm", source)
+        command = [sys.executable, "-m", "asv_bench.compiled", "--source", str(source), "--cache", str(cache), "--output", str(output)]
+        command += ["--select", select] if select else []
+        command += ["--this-device"] if this_device else []
+        path = os.pathsep.join([str(places.root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(
+            command,
+            cwd=places.root,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            why = said[-1].removeprefix("asv_bench.compiled: ") if said else f"exit status {done.returncode}"
+            raise InputError(
+                f"The kernels of {commit.label} ({commit.short}) could not be compiled: {why}; mend it, or leave the compiled rows out"
+                " with --no-compiled."
+            )
+        return read_compiled(output)
+
+
+def read_compiled(path: Path) -> CompiledFile:
+    """Reads a record of `asv_bench.compiled`.
+
+    Raises:
+        InputError: It does not follow the schema.
+    """
+    try:
+        return msgspec.convert(read_json(path), CompiledFile)
+    except msgspec.ValidationError as exc:
+        raise InputError(
+            f"{path} does not follow the schema of compiled rows: {exc}; compile again with the suite of this checkout"
+        ) from exc
+
+
+def listing(places: Places, code: str) -> str | None:
+    """The SASS of a machine code that was compiled here, None where it was not."""
+    try:
+        return (places.root / ".asv" / "compiled" / "sass" / f"{code}.txt").read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def stored_baselines(repository: Repository, tip: Commit, architectures: Sequence[str] = ARCHITECTURES) -> dict[str, CompiledBaseline]:
+    """The baselines of the compiled rows as the base branch has them.
+
+    Raises:
+        BaselineError: A file does not follow the schema.
+    """
+    found = {}
+    for architecture in architectures:
+        path = f"{BASELINE_DIR}/{architecture}.json"
+        content = repository.read(tip, path)
+        if content is not None:
+            found[architecture] = load_baseline(content, name=f"{path} of {tip.label}")
+    return found
+
+
+def load_baseline(content: bytes, *, name: str) -> CompiledBaseline:
+    """Reads a stored baseline.
+
+    Raises:
+        BaselineError: It does not follow the schema.
+    """
+    try:
+        return msgspec.convert(decode_json(content, name=name, error=BaselineError), CompiledBaseline)
+    except msgspec.ValidationError as exc:
+        raise BaselineError(
+            f"{name} does not follow {BASELINE_SCHEMA_ID}: {exc}; record it again with `python -m ci compiled record`"
+        ) from exc
+
+
+def record_baselines(compiled: CompiledFile, commit: Commit, root: Path, *, reason: str) -> list[Path]:
+    """Writes one baseline an architecture; returns the files.
+
+    Raises:
+        InputError: A row failed, so that there is nothing to accept.
+    """
+    failed = [
+        f"{name} on {arch} ({row.reason})"
+        for arch, side in compiled.architectures.items()
+        for name, row in side.rows.items()
+        if row.state == "failed"
+    ]
+    if failed:
+        raise InputError(f"{len(failed)} compiled rows failed and can be no baseline, first {failed[0]}; mend them first")
+    written = []
+    for architecture, side in compiled.architectures.items():
+        launched = {launch.code for row in side.rows.values() for launch in row.launches}
+        made = CompiledBaseline(
+            schema="rapid_llm/compiled-baseline/1",
+            architecture=architecture,
+            triton=compiled.triton,
+            ptxas=compiled.ptxas[architecture],
+            commit=commit.sha,
+            reason=reason,
+            device=side.device,
+            rows=side.rows,
+            codes={code: {name: n for name, n in figures.items() if n} for code, figures in compiled.codes.items() if code in launched},
+        )
+        path = root / BASELINE_DIR / f"{architecture}.json"
+        write_atomic(path, strict_dumps(msgspec.to_builtins(made)))
+        written.append(path)
+    return written
+
+
+def keep(compiled: dict[str, CompiledFile], directory: Path) -> None:
+    """Puts the records of the commits beside a report, so that the verdict can be computed again."""
+    shutil.rmtree(directory, ignore_errors=True)
+    for name, record in compiled.items():
+        write_atomic(directory / f"{name}.json", strict_dumps(msgspec.to_builtins(record)))

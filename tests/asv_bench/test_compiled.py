@@ -1,0 +1,265 @@
+"""What the compiler makes of the rows, without a GPU: planted faults are named, a rename or a comment changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from asv_bench import bench_compiled, compiled, machine_code, stand_in, suite
+from ci import compiled_run
+from ci.compiled import compare_compiled, identical_rows, summary_lines
+from ci.compiled_model import CompiledFile, CompiledResult
+from tests.planted.faults import DECODE_ROW, FAULTS, HARMLESS, WRITE_ROW, Fault, planted_copy
+
+ARCH = "sm_90"
+SELECT = f"{DECODE_ROW}|{WRITE_ROW}"
+
+
+def compile_sources(source: Path, cache: Path, root: Path, *, select: str = SELECT, arches: tuple[str, ...] = (ARCH,)) -> CompiledFile:
+    """The record of the sources, made by the command that the gate starts."""
+    output = cache / f"{source.name}-{'-'.join(arches)}.json"
+    command = [sys.executable, "-m", "asv_bench.compiled", "--source", str(source), "--cache", str(cache), "--output", str(output)]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    command += ["--select", select, "--architectures", *arches]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return compiled_run.read_compiled(output)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def base(cache: Path, root: Path) -> CompiledFile:
+    return compile_sources(root, cache, root)
+
+
+@pytest.fixture(scope="module")
+def planted(cache: Path, root: Path, base: CompiledFile) -> dict[str, CompiledResult]:
+    """The verdict on each fault; two are compiled at a time."""
+
+    def judge(fault: Fault) -> CompiledResult:
+        source = planted_copy(root, fault, cache / fault.name.replace(" ", "-"))
+        head = compile_sources(source, cache, root, select=fault.rows)
+        rows = {name: row for name, row in base.architectures[ARCH].rows.items() if name in head.architectures[ARCH].rows}
+        side = msgspec.structs.replace(base.architectures[ARCH], rows=rows)
+        return compare_compiled(msgspec.structs.replace(base, architectures={ARCH: side}), head, {})
+
+    with ThreadPoolExecutor(2) as pool:
+        faults = (*FAULTS, *HARMLESS)
+        return dict(zip((fault.name for fault in faults), pool.map(judge, faults), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_named_with_figure_and_architecture(planted: dict[str, CompiledResult], fault: Fault) -> None:
+    result = planted[fault.name]
+    (finding,) = result.findings
+    assert finding.architecture == ARCH
+    named = {(change.metric, change.verdict.value) for change in finding.changes}
+    assert set(fault.metrics) <= named
+    assert result.exit_code == (1 if "REGRESSED" in {verdict for _, verdict in named} else 0)
+    (line, *_) = summary_lines(result.findings)
+    assert line.startswith(f"{finding.kernel}: ")
+    assert line.endswith(f"on {ARCH}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", HARMLESS, ids=lambda fault: fault.name)
+def test_a_rename_or_a_comment_changes_nothing(planted: dict[str, CompiledResult], change: Fault) -> None:
+    result = planted[change.name]
+    assert result.findings == ()
+    assert set(result.counts[ARCH]) == {"IDENTICAL"}
+    assert result.exit_code == 0
+
+
+@pytest.mark.slow
+def test_identical_code_is_not_an_identical_launch_record(cache: Path, root: Path, base: CompiledFile) -> None:
+    """The work done twice and another grid leave every cubin as it was."""
+    for name in ("the work done twice", "another grid"):
+        (fault,) = (fault for fault in FAULTS if fault.name == name)
+        source = planted_copy(root, fault, cache / f"again-{name.replace(' ', '-')}")
+        head = compile_sources(source, cache, root, select=fault.rows)
+        rows = head.architectures[ARCH].rows
+        assert {launch.code for row in rows.values() for launch in row.launches} <= set(base.codes)
+        assert identical_rows(base, head, ARCH) == set()
+
+
+@pytest.mark.slow
+def test_the_same_sources_are_read_from_the_cache(cache: Path, root: Path, base: CompiledFile) -> None:
+    started_s = time.monotonic()
+    again = compile_sources(root, cache, root)
+    assert again == base
+    assert time.monotonic() - started_s < 5
+
+
+@pytest.mark.slow
+def test_a_spec_that_claims_an_architecture_compiles_there_or_is_failed(tmp_path: Path, cache: Path, root: Path) -> None:
+    claim = r"^claim\.triton_quantize_e4m3\(float16"
+    needs_e4m3 = Fault(
+        "an instruction that the claimed architecture lacks",
+        claim,
+        (_edit("rapid_llm/kernels/kv_quant.py", "CONVERT=has_e4m3_convert(x.device)", "CONVERT=True"),),
+    )
+    source = planted_copy(root, needs_e4m3, tmp_path / "claims")
+    found = compile_sources(source, cache, root, select=claim, arches=("sm_80", ARCH)).architectures
+    assert {row.state for row in found["sm_80"].rows.values()} == {"failed"}
+    assert {row.state for row in found[ARCH].rows.values()} == {"compiled"}
+    honest = Fault(
+        "a spec that claims less",
+        claim,
+        (*needs_e4m3.edits, _edit("rapid_llm/kernels/backends/triton.py", "min_capability=(8, 0)", "min_capability=(8, 9)", 3)),
+    )
+    source = planted_copy(root, honest, tmp_path / "honest")
+    found = compile_sources(source, cache, root, select=claim, arches=("sm_80", ARCH)).architectures
+    assert {row.state for row in found["sm_80"].rows.values()} == {"unsupported"}
+    assert {row.state for row in found[ARCH].rows.values()} == {"compiled"}
+
+
+def _edit(path: str, old: str, new: str, times: int = 1) -> Any:
+    from tests.planted.faults import Edit
+
+    return Edit(path, old, new, times)
+
+
+def test_a_checkout_without_the_library_is_refused(tmp_path: Path, root: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "asv_bench.compiled",
+        "--source",
+        str(tmp_path),
+        "--cache",
+        str(tmp_path),
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "has no folder rapid_llm" in done.stderr
+
+
+def test_an_architecture_whose_process_dies_fails_the_row_it_was_at(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.write_text('{"device": {"name": "A10"}}\n{"start": "a"}\n{"row": {"id": "a", "state": "compiled"}}\n{"start": "b"}\n{"ro')
+    result = compiled._result("sm_86", journal, -11)
+    assert result["rows"]["a"]["state"] == "compiled"
+    assert result["rows"]["b"]["state"] == "failed"
+    assert result["died"] == "the process that compiles for sm_86 ended with -11 in b"
+
+
+# Figures ------------------------------------------------------------------------------------------------------------
+
+_LOG = "ptxas info : 8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads\nptxas info : Used 40 registers, used 1 barriers"
+_SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                             /* 0x00000a00ff017b82 */
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;          /* 0x0 */
+        /*0020*/                   LDG.E.U16 R8, desc[UR4][R2.64] ;                   /* 0x0 */
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64] ;       /* 0x0 */
+        /*0040*/         @UP1      UTMALDG.2D [UR8], [UR6] ;                          /* 0x0 */
+        /*0050*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;              /* 0x0 */
+        /*0060*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;          /* 0x0 */
+        /*0070*/                   STL.64 [R1], R4 ;                                  /* 0x0 */
+        /*0080*/                   F2FP.BF16.F32.PACK_AB R4, R5, R4 ;                 /* 0x0 */
+        /*0090*/                   HADD2.F32 R4, -RZ, R5.H0_H0 ;                      /* 0x0 */
+        /*00a0*/                   STG.E.64 desc[UR4][R2.64], R4 ;                    /* 0x0 */
+        /*00b0*/                   NOP ;                                              /* 0x0 */
+"""
+
+
+def test_instructions_are_counted_by_class_and_width() -> None:
+    figures = machine_code.figures(_SASS, _LOG)
+    expected = {
+        "registers": 40, "stack_bytes": 8, "spill_store_bytes": 16, "spill_load_bytes": 24, "instructions": 11, "code_bytes": 192,
+        "global_loads_128": 1, "global_loads_16": 1, "async_copies_128": 1, "bulk_copies": 1, "mma": 1, "wgmma": 1, "local_stores": 1,
+        "conversions": 2, "global_stores_64": 1,
+    }  # fmt: skip
+    assert {name: value for name, value in figures.items() if value} == expected
+
+
+def test_words_of_ptxas_that_are_not_understood_are_an_error() -> None:
+    with pytest.raises(machine_code.ToolError, match="its wording has changed"):
+        machine_code.figures(_SASS, "ptxas info : fine")
+
+
+def test_a_cubin_that_is_no_elf_file_is_an_error() -> None:
+    with pytest.raises(machine_code.ToolError, match="no ELF file"):
+        machine_code.code_hash(b"\x7fELF\x01\x01", "kernel", threads=128, shared_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "warps_a_block", "expected"),
+    [
+        (32, 0, 4, 64),  # the multiprocessor's own limit
+        (128, 0, 4, 16),  # 65,536 / (128 * 32)
+        (104, 71680, 4, 12),  # three blocks of 71 KiB in 228
+        (24, 0, 1, 32),  # blocks
+        (255, 0, 16, 0),  # a block of 512 threads needs more than there are
+    ],
+)
+def test_occupancy_by_hand(registers: int, shared_bytes: int, warps_a_block: int, expected: int) -> None:
+    device = stand_in.DEVICES["sm_90"]
+    limits = machine_code.Limits(device.warps, device.blocks, device.shared_bytes)
+    assert machine_code.occupancy_warps(limits, registers=registers, shared_bytes=shared_bytes, warps_a_block=warps_a_block) == expected
+
+
+# Suites -------------------------------------------------------------------------------------------------------------
+
+
+def _compile_time_suites() -> list[type[bench_compiled.Compiled]]:
+    found = [value for value in vars(bench_compiled).values() if isinstance(value, type) and issubclass(value, bench_compiled.Compiled)]
+    return [value for value in found if value is not bench_compiled.Compiled]
+
+
+def test_r93_compile_time_rows_are_no_throughputs_and_declare_their_direction() -> None:
+    """They are exempt from "a run-time unit ends in /s", and no part of what the measuring process measures."""
+    assert not [row for row in suite.all_rows() if row.benchmark.startswith("bench_compiled")]
+    assert len(_compile_time_suites()) == 6
+    for made in _compile_time_suites():
+        (method,) = (value for name, value in vars(made).items() if name.startswith("track_"))
+        assert not method.unit.endswith("/s")
+        assert method.higher_is_better is (method.unit == "warps")
+
+
+def test_the_gate_and_the_instrument_know_the_same_architectures() -> None:
+    assert compiled.ARCHITECTURES == compiled_run.ARCHITECTURES == tuple(stand_in.DEVICES)
+    assert compiled.THIS_DEVICE == compiled_run.THIS_DEVICE
+
+
+def test_suites_hand_out_what_was_compiled() -> None:
+    names = bench_compiled._suites()
+    rows = {
+        row_id: {"state": "compiled", "launches": [{"code": "c", "occupancy_warps": 8, "shared_bytes": 64}]}
+        for row_id in names["PagedDecode"]
+    }
+    record = {"architectures": {"sm_90": {"rows": rows}}, "codes": {"c": {"registers": 40, "spill_load_bytes": 4}}}
+    count = len(rows)
+    assert bench_compiled.Registers().track_registers(record, "sm_90", "PagedDecode") == 40 * count
+    assert bench_compiled.Spills().track_spills(record, "sm_90", "PagedDecode") == 4 * count
+    assert bench_compiled.Occupancy().track_occupancy(record, "sm_90", "PagedDecode") == 8 * count
+    assert bench_compiled.Launches().track_launches(record, "sm_90", "PagedDecode") == count
+    with pytest.raises(NotImplementedError, match="not selected"):
+        bench_compiled.Launches().setup(record, "sm_90", "KVWritePrefill")
+    next(iter(rows.values())).update(state="failed", reason="why")
+    with pytest.raises(RuntimeError, match="failed: why"):
+        bench_compiled.Launches().track_launches(record, "sm_90", "PagedDecode")
+
+
+def test_rows_that_the_gate_skips_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asv_bench import session
+
+    known = [row.id for row in session.selected_rows()]
+    monkeypatch.setenv(session.SKIP_VARIABLE, json.dumps(known[-2:]))
+    assert [row.id for row in session.selected_rows()] == known[:-2]
