@@ -9,6 +9,8 @@ VENV_READY := .venv/.ready
 PY := .venv/bin/python
 endif
 ARGS ?=
+SHARD ?= 1/1
+BASE ?= $(shell git rev-parse --verify --quiet main > /dev/null && echo main || echo origin/main)
 
 .DEFAULT_GOAL := help
 
@@ -49,6 +51,40 @@ run: $(VENV_READY) ## measure HEAD once (ARGS='--keep runs/1' keeps it as one ru
 baseline: $(VENV_READY) ## record a baseline of kept runs (ARGS='runs/1 runs/2 ... --accepted-by NAME')
 	@$(PY) -m ci baseline record $(ARGS)
 
+.PHONY: site
+site: $(VENV_READY) ## build the history site in .asv/html from the committed results and those measured here
+	@$(PY) -m asv publish $(ARGS)
+
+.PHONY: shard
+shard: $(VENV_READY) ## measure one shard of a gate into shard/ (SHARD=1/2)
+	@$(PY) -m ci gate --shard $(SHARD) --report shard $(ARGS)
+
+.PHONY: verdict
+verdict: $(VENV_READY) ## judge the shards of a gate that lie in shards/
+	@$(PY) -m ci merge shards/* $(ARGS)
+
+.PHONY: continuous
+continuous: $(VENV_READY) ## asv continuous of the base branch and HEAD (BASE=main)
+	@$(PY) -m asv continuous $(BASE) HEAD $(ARGS)
+
+.PHONY: summary
+summary: $(VENV_READY) ## print GitHub annotations of the last verdict, and append its summary to the job's page
+	@$(PY) -m ci summary $(ARGS)
+
+.PHONY: comment
+comment: $(VENV_READY) ## post the verdict of a finished run on its pull request (in report-pr.yml)
+	@$(PY) -m ci comment $(ARGS)
+
+.PHONY: history
+history: $(VENV_READY) ## add the runs in runs/ to the history branch (in publish.yml)
+	@$(PY) -m ci history runs/* $(ARGS)
+
+.PHONY: tools
+tools: ## install what the tests of pages and workflows need: a Chromium (as root, with apt) and npm packages
+	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; }
+	@command -v npm > /dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq npm > /dev/null; }
+	@npm ci --prefix .ci --no-audit --no-fund --silent
+
 .PHONY: clean
 clean: ## remove what the gate measured and wrote, but not .venv
-	rm -rf .asv report
+	rm -rf .asv report shard shards

@@ -1,4 +1,4 @@
-"""`python -m ci`: gate, run, compare, report, table, baseline."""
+"""`python -m ci`: gate, run, compare, merge, report, table, baseline, site, and what a job on GitHub needs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import compiled_run, run, spread, tables
+from ci import comment as comments
+from ci import compiled_run, github, run, shards, spread, tables
 from ci import gate as gating
+from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
-from ci.errors import ExitCode, GateError, UsageError
+from ci.errors import ExitCode, GateError, InputError, UsageError
 from ci.model import CommitResult, GateResult
 from ci.repo import Repository
-from ci.results import load_commit, read_tree
+from ci.results import load_commit
 from ci.run import Places, RunPlan
 from ci.verdict_file import load as load_verdict
 
@@ -56,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     gate.add_argument("--no-resume", action="store_true", help="start anew after an interrupted run")
 
+    gate.add_argument("--shard", metavar="I/N", type=_share, help="measure the I-th of N shares of the processes, for `merge` to judge")
+
     measure = commands.add_parser("run", help="measure a commit and keep its results")
     _common(measure)
     measure.add_argument("commit", nargs="?", default="HEAD")
@@ -71,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--baseline", type=Path, help="a baseline file")
     compare.add_argument("--base", nargs="+", default=[], metavar="COMMIT", help="commits to compare with: one, or a history")
 
+    merge = commands.add_parser("merge", help="judge the shards of a gate, or merge kept runs into one")
+    merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of `gate --shard`, or of `run --keep`")
+    merge.add_argument("--report", type=Path, default=Path("report"), help="folder for the verdict on shards (default: report)")
+    merge.add_argument("--output", type=Path, help="folder for the merged run")
+
     report = commands.add_parser("report", help="write the report again from a verdict.json")
     report.add_argument("--from", dest="source", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
     report.add_argument("--report", type=Path, help="folder to write to (default: the same)")
@@ -78,6 +87,22 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="print every row of kept runs as Markdown")
     table.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
     table.add_argument("--spread", action="store_true", help="print how far fresh processes differ, instead")
+
+    site = commands.add_parser("site", help="build the history site from asv results trees")
+    site.add_argument("trees", type=Path, nargs="+", metavar="RESULTS", help="results folders of asv, or kept runs")
+    site.add_argument("--output", type=Path, required=True, help="folder to write")
+    site.add_argument("--project", default="benchmarks", help="name on the pages")
+    site.add_argument("--commit-url", default="", help="address of a commit, without its hash")
+    site.add_argument("--repository", type=Path, help="checkout that orders the commits (default: by date)")
+    site.add_argument("--reports", type=Path, nargs="*", default=[], help="folders of gate reports to link")
+
+    summary = commands.add_parser("summary", help="print GitHub annotations and append the summary to the job's page")
+    summary.add_argument("--report", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
+    commands.add_parser("comment", help="post the verdict of a finished run on its pull request")
+    history = commands.add_parser("history", help="add kept runs to the history branch, push it, lay it out for the site")
+    history.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folders that `run --keep` made")
+    history.add_argument("--branch", default="benchmark-history")
+    history.add_argument("--remote", default="origin")
 
     compiled = commands.add_parser("compiled", help="compile HEAD for every architecture and accept what comes of it, no GPU needed")
     compiled_actions = compiled.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -146,6 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(ExitCode.INCOMPLETE)
 
 
+def _share(text: str) -> shards.Share:
+    try:
+        return shards.Share.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _interrupt(number: int, frame: object) -> None:
     """A cancelled job ends like an interrupted one: asv is stopped, what was measured is kept."""
     raise KeyboardInterrupt
@@ -164,7 +196,11 @@ def _gate(options: argparse.Namespace, console: Console) -> int:
         compiled=not options.no_compiled,
         skip_identical=options.skip_identical,
     )
-    return gating.gate(Path.cwd(), wanted, console).exit_code
+    if options.shard is None:
+        return gating.gate(Path.cwd(), wanted, console).exit_code
+    left = shards.measure(Path.cwd(), wanted, options.shard, console)
+    console.print(f"{left}: measured; `python -m ci merge` judges it with the other shards", markup=False, highlight=False)
+    return int(ExitCode.PASS)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
@@ -197,7 +233,7 @@ def _compared(options: argparse.Namespace) -> GateResult:
     if options.runs:
         if not options.baseline:
             raise UsageError("compare --runs needs a --baseline to hold them against.")
-        runs = [_kept(folder) for folder in options.runs]
+        runs = [merging.load_kept(folder) for folder in options.runs]
         baseline = baselines.load(options.baseline, name=str(options.baseline))
         return compare_baseline(runs, baseline, base=baseline.anchor_commit, head=runs[0].commit, device=runs[0].machine)
     if not options.head:
@@ -215,40 +251,53 @@ def _compared(options: argparse.Namespace) -> GateResult:
     if len(options.base) == 1 and own:
         pair = [load_commit(results, machine, name, records_dir=records) for name in (*options.base, options.head[0])]
         return compare_pairs(pair[0], pair[1], mode="ab", device=machine)
-    tree = read_tree(results)
-    if machine not in tree.machines:
-        raise UsageError(f"{results} has no machine {machine!r}; it has {', '.join(tree.machines) or 'none'}: name one with --machine.")
-    known = tree.commits(machine)
-    history = [_named(known, name, machine) for name in options.base]
-    return compare_history(history, [_named(known, name, machine) for name in options.head], device=machine)
+    history = [_named(results, machine, name) for name in options.base]
+    return compare_history(history, [_named(results, machine, name) for name in options.head], device=machine)
 
 
-def _named(known: Sequence[CommitResult], name: str, machine: str) -> CommitResult:
-    found = [result for result in known if result.commit.startswith(name)]
-    if len(found) != 1:
-        raise UsageError(f"{machine} has {len(found)} results of {name!r}: name one commit in full.")
-    return found[0]
+def _named(results: Path, machine: str, name: str) -> CommitResult:
+    """One commit of a foreign tree; only its file is read, however long the history is."""
+    try:
+        return load_commit(results, machine, name)
+    except InputError as error:
+        raise UsageError(f"{error}; name the machine with --machine and one commit in full.") from error
 
 
-def _kept(folder: Path) -> CommitResult:
-    """The one commit in a folder that `run --keep` made."""
-    tree = read_tree(folder / "results")
-    found = [(machine, result) for machine in tree.machines for result in tree.commits(machine)]
-    if len(found) != 1:
-        raise UsageError(f"{folder} holds {len(found)} results and should hold one: give a folder that `python -m ci run --keep` made.")
-    machine, result = found[0]
-    return load_commit(folder / "results", machine, result.commit, records_dir=folder / "records")
+def _merge(options: argparse.Namespace, console: Console) -> int:
+    if options.output is not None:
+        merging.merge_runs(options.folders, options.output)
+        console.print(f"{options.output}: one run of {len(options.folders)}", markup=False, highlight=False)
+        return int(ExitCode.PASS)
+    result = shards.verdict(Path.cwd(), options.folders, options.report)
+    gating.publish(result, options.report, console)
+    return result.exit_code
 
 
 def _report(options: argparse.Namespace, console: Console) -> int:
     source = options.source / "verdict.json" if options.source.is_dir() else options.source
+    result = _verdict(source)
+    gating.publish(result, options.report or source.parent, console)
+    return result.exit_code
+
+
+def _verdict(source: Path) -> GateResult:
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"There is no verdict at {source} ({error.strerror}): run `python -m ci gate` first.") from error
-    result = load_verdict(text, name=str(source))
-    gating.publish(result, options.report or source.parent, console)
-    return result.exit_code
+    return load_verdict(text, name=str(source))
+
+
+def _summary(options: argparse.Namespace, console: Console) -> int:
+    for line in github.publish(_verdict(options.report / "verdict.json")):
+        sys.stdout.write(f"{line}\n")
+    return int(ExitCode.PASS)
+
+
+def _comment(options: argparse.Namespace, console: Console) -> int:
+    for line in comments.comment():
+        console.print(line, markup=False, highlight=False)
+    return int(ExitCode.PASS)
 
 
 def _baseline(options: argparse.Namespace, console: Console) -> int:
@@ -273,7 +322,7 @@ def _compiled(options: argparse.Namespace, console: Console) -> int:
 
 
 def _record(options: argparse.Namespace, console: Console) -> int:
-    runs = [_kept(folder) for folder in options.runs]
+    runs = [merging.load_kept(folder) for folder in options.runs]
     made = baselines.record(
         runs,
         reason=options.reason,
@@ -287,6 +336,28 @@ def _record(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
+def _site(options: argparse.Namespace, console: Console) -> int:
+    from ci.history import site
+
+    made = site.build(
+        options.trees,
+        options.output,
+        project=options.project,
+        commit_url=options.commit_url,
+        repository=options.repository,
+        reports=options.reports,
+    )
+    console.print(f"site: {options.output / 'index.html'}: {made}", markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
+def _history(options: argparse.Namespace, console: Console) -> int:
+    from ci.history import branch
+
+    console.print(branch.add(Path.cwd(), options.runs, branch=options.branch, remote=options.remote), markup=False, highlight=False)
+    return int(ExitCode.PASS)
+
+
 def _table(options: argparse.Namespace, console: Console) -> int:
     sys.stdout.write(spread.spread_table(options.runs) if options.spread else tables.table(options.runs))
     return int(ExitCode.PASS)
@@ -296,7 +367,12 @@ _COMMANDS = {
     "gate": _gate,
     "run": _run,
     "compare": _compare,
+    "merge": _merge,
     "report": _report,
+    "summary": _summary,
+    "comment": _comment,
+    "site": _site,
+    "history": _history,
     "table": _table,
     "baseline": _baseline,
     "compiled": _compiled,

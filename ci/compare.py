@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from ci import noise
@@ -152,8 +153,26 @@ def compare_baseline(
         rows, waived = _waive(judged.rows, baseline, now)
         told.extend([*judged.notices, *waived])
     result = blank_result("baseline", device or baseline.device.name, base or baseline.anchor_commit, last, told, len(head_runs))
-    result = replace(result, head=head or last.commit)
+    result = replace(result, head=head or last.commit, base_environment=_environment_of(baseline))
+    rows = [
+        _with_history(row, [float(np.median(run)) for run in known.values] if (known := baseline.rows.get(str(row.key))) else ())
+        for row in rows
+    ]
     return assemble(rows, result, invalid=str(errors[0]) if errors else None, unfit=unfit)
+
+
+def _with_history(row: RowOutcome, values: Sequence[float]) -> RowOutcome:
+    return replace(row, history=tuple(values))
+
+
+def _environment_of(baseline: Baseline) -> dict[str, object]:
+    """The baseline's environment by the names that process records use."""
+    software, device = (
+        {name: value for name, value in msgspec.to_builtins(part).items() if value is not None}
+        for part in (baseline.environment, baseline.device)
+    )
+    power = device.pop("power_limit_w", None)
+    return {**software, "device": device, **({} if power is None else {"state": {"power_limit_w": power}})}
 
 
 def needs_second_run(head_runs: Sequence[CommitResult], baseline: Baseline) -> bool:
@@ -266,4 +285,11 @@ def compare_history(
         told.append(f"{blind} row(s) are BLIND: only a regression over {percent(BLIND_MDE)} would be found in them")
     base = f"{len(kept)} commits up to {kept[-1].commit[:8]}" if kept else "no commits"
     result = blank_result("history", device or head.machine, base, head, told, len(head_runs))
-    return assemble(judged.rows, result, unfit=judged.unfit)
+    rows = [_with_history(row, _values_of(kept, row)) for row in judged.rows]
+    return assemble(rows, result, unfit=judged.unfit)
+
+
+def _values_of(history: Sequence[CommitResult], outcome: RowOutcome) -> list[float]:
+    """The row's values over the history, in its unit."""
+    found = [commit.rows[outcome.key] for commit in history if outcome.key in commit.rows]
+    return [float(np.median(row.samples)) for row in found if row.state == "measured" and row.unit == outcome.unit]

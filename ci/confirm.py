@@ -345,4 +345,6 @@ def compare_pairs(
     if device is None and head.processes and invalid is None:
         device = device_of(head.processes[-1].environment).name
     result = blank_result(mode, device or head.machine, base.commit, head, told, 1)
+    if base.processes:
+        result = replace(result, base_environment=dict(base.processes[-1].environment))
     return assemble(outcomes, result, invalid=invalid, unfit=unfit, unable=unable if mode == "ab" else None)

@@ -67,15 +67,71 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     Raises:
         GateError: The gate could not be run; nothing was decided.
     """
-    _clear(options.directory)
+    clear(options.directory)
+    situation = look(root, options)
+    compiled = None
+    if options.compiled:
+        compiled = compiled_gate.judge(
+            situation.repository,
+            situation.places,
+            situation.tip,
+            situation.base,
+            situation.head,
+            select=options.select,
+            directory=options.directory / "runs" / "compiled",
+            console=console,
+        )
+    if options.skip_identical:
+        skip = compiled_gate.rows_to_skip(situation.repository, situation.places, situation.device, situation.base, situation.head, console)
+        options = replace(options, skip=skip)
+    if situation.baseline is None:
+        result = _against_merge_base(situation, options, console)
+    else:
+        result = _against_baseline(situation, situation.baseline, options, console)
+    result = replace(
+        result,
+        notices=(*situation.notices, *result.notices),
+        created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+    )
+    if compiled is not None:
+        result = with_compiled(result, compiled)
+    publish(result, options.directory, console)
+    return result
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a gate finds before it measures: the commits, the device, and the baseline if the base branch has one."""
+
+    repository: Repository
+    places: Places
+    device: Device
+    head: Commit
+    tip: Commit
+    base: Commit
+    notices: list[str]
+    baseline: Baseline | None
+
+    def pair(self) -> tuple[Commit, Commit]:
+        """The two commits of a comparison without a baseline: a commit on its own is compared with an empty commit on it."""
+        if self.base.sha != self.head.sha:
+            return self.base, self.head
+        return self.head, self.repository.empty_commit_on(self.head)
+
+
+def look(root: Path, options: Options) -> Situation:
+    """Finds out what is to be compared.
+
+    Raises:
+        GateError: The repository, the device or the baseline cannot be used.
+    """
     repository = Repository(root)
-    places = Places(repository.root)
     device = detect()
     head = repository.head()
     tip = repository.base(options.base)
     base = repository.merge_base(tip, head)
     notices = repository.review_notices(base, head)
-    baseline = None if options.ignore_baseline else _baseline_of(repository, tip, device)
+    baseline = None if options.ignore_baseline else baseline_of(repository, tip, device.key)
     if baseline is None and options.require_baseline:
         raise BaselineError(
             f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
@@ -85,26 +141,10 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
         raise UsageError(
             f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
         )
-    compiled = None
-    if options.compiled:
-        folder = options.directory / "runs" / "compiled"
-        compiled = compiled_gate.judge(repository, places, tip, base, head, select=options.select, directory=folder, console=console)
-    if options.skip_identical:
-        options = replace(options, skip=compiled_gate.rows_to_skip(repository, places, device, base, head, console))
-    if baseline is None:
-        result = _against_merge_base(repository, places, device, base, head, options, console)
-    else:
-        result = _against_baseline(places, device, base, head, baseline, options, console)
-    result = replace(
-        result, notices=(*notices, *result.notices), created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
-    )
-    if compiled is not None:
-        result = with_compiled(result, compiled)
-    publish(result, options.directory, console)
-    return result
+    return Situation(repository, Places(repository.root), device, head, tip, base, notices, baseline)
 
 
-def _clear(directory: Path) -> None:
+def clear(directory: Path) -> None:
     """Makes the folder, and removes the last run's verdict and report.
 
     A run that ends without a verdict must not leave an old one to be read.
@@ -133,16 +173,15 @@ def publish(result: GateResult, directory: Path, console: Console) -> None:
     console.print(f"report: {next(path for path in written if path.suffix == '.html')}", highlight=False, soft_wrap=True)
 
 
-def _baseline_of(repository: Repository, tip: Commit, device: Device) -> Baseline | None:
-    """The device's baseline as the base branch has it: a change cannot bring its own."""
-    path = f"baselines/{device.key}.json"
+def baseline_of(repository: Repository, tip: Commit, machine: str) -> Baseline | None:
+    """The baseline of a device as the base branch has it: a change cannot bring its own."""
+    path = f"baselines/{machine}.json"
     content = repository.read(tip, path)
     return None if content is None else baselines.load(content, name=f"{path} of {tip.label}")
 
 
-def _against_baseline(
-    places: Places, device: Device, base: Commit, head: Commit, baseline: Baseline, options: Options, console: Console
-) -> GateResult:
+def _against_baseline(situation: Situation, baseline: Baseline, options: Options, console: Console) -> GateResult:
+    places, device, head = situation.places, situation.device, situation.head
     console.print(
         f"{device.name}: measuring {head.label} ({head.short}) against the stored baseline, {options.rounds} processes", highlight=False
     )
@@ -150,25 +189,23 @@ def _against_baseline(
     while True:
         run.forget(places, device, [head])
         run.run_asv(places, RunPlan((head,), options.rounds, select=options.select, skip=options.skip), console)
-        runs.append(_selected(run.load(places, device, head), options))
+        runs.append(selected(run.load(places, device, head), options.select, options.skip))
         run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
         if options.select or options.skip:
-            baseline = _selected_baseline(baseline, runs[0], options.select or "", options.skip)
+            baseline = selected_baseline(baseline, runs[0], options.select or "", options.skip)
         if len(runs) == 2 or not needs_second_run(runs, baseline):
             break
         console.print("some rows look different: measuring once more", highlight=False)
-    return _told(options, runs[0], compare_baseline(runs, baseline, base=base.sha, head=head.sha, device=device.name))
+    return _told(options, runs[0], compare_baseline(runs, baseline, base=situation.base.sha, head=head.sha, device=device.name))
 
 
-def _against_merge_base(
-    repository: Repository, places: Places, device: Device, base: Commit, head: Commit, options: Options, console: Console
-) -> GateResult:
-    same = base.sha == head.sha
-    if same:
-        base, head = head, repository.empty_commit_on(head)
+def _against_merge_base(situation: Situation, options: Options, console: Console) -> GateResult:
+    places, device = situation.places, situation.device
+    same = situation.base.sha == situation.head.sha
+    base, head = situation.pair()
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
     console.print(f"{device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes", highlight=False)
-    measured = [_selected(result, options) for result in measure_pairs(places, device, (base, head), options, console)]
+    measured = [selected(result, options.select, options.skip) for result in measure_pairs(places, device, (base, head), options, console)]
     run.keep(places, device, (base, head), options.directory / "runs" / "pairs")
     result = _told(options, measured[1], compare_pairs(*measured, mode="aa" if same else "ab", device=device.name))
     if same:
@@ -197,14 +234,14 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
     return measured
 
 
-def _selected(result: CommitResult, options: Options) -> CommitResult:
+def selected(result: CommitResult, select: str | None, skip: Sequence[str] = ()) -> CommitResult:
     """Without the rows that the selection left out: asv lists them as skipped, and no process recorded them."""
-    if options.select is None and not options.skip:
+    if select is None and not skip:
         return result
     return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
 
 
-def _selected_baseline(baseline: Baseline, measured: CommitResult, select: str, skip: Sequence[str] = ()) -> Baseline:
+def selected_baseline(baseline: Baseline, measured: CommitResult, select: str, skip: Sequence[str] = ()) -> Baseline:
     """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
     kept = {
         name: row

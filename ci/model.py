@@ -188,6 +188,8 @@ class RowOutcome:
     baseline_latency_us: float | None = None
     num_pairs: int | None = None
     """Pairs of processes behind the effect, in the paired modes."""
+    history: tuple[float, ...] = ()
+    """Values of earlier runs or commits that this one is held against, in `unit`, in the order of time."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ class GateResult:
     """Things a reviewer has to see: changed baseline, band, waiver or instrument; differences of the environment."""
     environment: dict[str, object] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
+    base_environment: dict[str, object] = field(default_factory=dict)
+    """What is known of the environment of the other side: the baseline's, or the base commit's last process'."""
     runs: int = 1
     processes: int = 0
     created_at: str = ""

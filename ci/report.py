@@ -26,9 +26,11 @@ from ci.templates.figures import (
     ceiling_items,
     change,
     difference,
+    environment_changes,
     environment_items,
     latency,
     number,
+    odds,
     percent,
     short_commit,
     throughput,
@@ -50,7 +52,7 @@ NEXT_STEP: dict[RunVerdict, str] = {
     RunVerdict.PASS: "Nothing to mend; where rows are IMPROVED, record a fresh baseline so that the gain is kept.",
     RunVerdict.REGRESSION: (
         "Begin with the rows listed first: mend the kernel, or, where the slow-down buys something, put a waiver with "
-        "a reason and an expiry date into this device's baseline."
+        "a reason and an expiry date into this device's baseline; make gate ARGS='--select NAME' measures one row again."
     ),
     RunVerdict.INCOMPLETE: (
         "Mend what is missing, failed, invalid or blind in the list, then run the gate again: a row that was not measured never passes."
@@ -112,7 +114,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    figures = (number, throughput, latency, percent, change, difference)
+    figures = (number, throughput, latency, percent, change, difference, odds)
     environment.filters.update({figure.__name__: _unbroken(figure) for figure in figures})
     environment.filters.update({function.__name__: function for function in (short_commit, has_number, latency_of, band_picture)})
     return environment
@@ -123,6 +125,9 @@ def render_html(result: GateResult) -> str:
     anchors = {id(row): f"row-{index + 1}" for index, row in enumerate(result.rows)}
     skipped = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
     mde80 = [row.mde80 for row in result.rows if row.mde80 is not None and math.isfinite(row.mde80)]
+    from ci.templates import pictures  # Altair is slow to import, and only the page needs it
+
+    sections = build_sections(result)
     template = _environment().get_template("index.html.j2")
     page = template.render(
         result=result,
@@ -130,7 +135,10 @@ def render_html(result: GateResult) -> str:
         next_step=next_step(result),
         counts=counts(result.rows),
         attention=[(anchors[id(row)], row) for row in needing_a_look(result.rows)],
-        sections=build_sections(result),
+        sections=sections,
+        pictures=pictures.section_pictures(sections),
+        roofline=pictures.roofline(result),
+        environment_changes=environment_changes(result.base_environment, result.environment),
         skipped=skipped,
         skip_reasons=Counter(row.reason for row in skipped).most_common(),
         mde80=(statistics.median(mde80), max(mde80)) if mde80 else None,

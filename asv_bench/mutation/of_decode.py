@@ -212,7 +212,7 @@ FAULTS = (
         "no-poison",
         "The suite's poison leaves the outputs as they are.",
         _SHORT,
-        (Edit(_SUITE, 'outs.fill_(float("nan"))', "out.sum()"),),
+        (Edit(_SUITE, 'outs.fill_(float("nan"))', "outs.sum()"),),
         reason="takes outputs that its poison made wrong|^decode over",
     ),
     Fault(

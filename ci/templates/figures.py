@@ -46,6 +46,15 @@ def change(effect: float | None) -> str:
     return f"+{percent(effect)}" if effect is not None and effect >= 0 and math.isfinite(effect) else percent(effect)
 
 
+def odds(p_value: float | None) -> str:
+    """Writes how often chance alone would give as much: ``1 in 4,200``."""
+    if p_value is None or not math.isfinite(p_value):
+        return "unknown"
+    if p_value < 1e-6:
+        return "under 1 in a million"
+    return f"1 in {number(1 / p_value, 2)}" if p_value < 0.5 else "as often as not"
+
+
 def difference(value: float | None) -> str:
     """Writes a max_abs_diff: ``2.4e-04``."""
     if value is None:
@@ -73,6 +82,20 @@ def environment_items(values: dict[str, object], prefix: str = "") -> list[tuple
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             items.append((f"{prefix}{name}", text))
     return sorted(items)
+
+
+_PASSING = ("state", "state_at_start", "boot_id", "device.uuid", "started_at", "pid")
+"""Entries of an environment that differ between any two processes, or are told elsewhere."""
+
+
+def environment_changes(base: dict[str, object], head: dict[str, object]) -> list[tuple[str, str, str]]:
+    """Name, the base's text and this run's, of each entry that both have and that differs."""
+    known = dict(environment_items(head))
+    return [
+        (name, text, known[name])
+        for name, text in environment_items(base)
+        if known.get(name, text) != text and (name == "state.power_limit_w" or not name.startswith(_PASSING))
+    ]
 
 
 def ceiling_items(ceilings: dict[str, float]) -> list[tuple[str, str]]:

@@ -228,19 +228,24 @@ class Picture:
     label: str
 
 
-def band_picture(row: RowOutcome) -> Picture | None:
-    """Places a row's band and value on a line: from `band` where there is one, else from `effect` and `floor`."""
+def speeds_of(row: RowOutcome) -> tuple[float, tuple[float, float]] | None:
+    """A row's speed against the base and the edges of its band: from `band` where there is one, else from `effect` and `floor`."""
     if not has_number(row):
         return None
-    edges: tuple[float, float]
     if row.band and row.baseline and row.value is not None:
-        point, edges = row.value / row.baseline - 1, (row.band[0] / row.baseline - 1, row.band[1] / row.baseline - 1)
-        if row.direction == "lower":
-            point, edges = -point, (-edges[1], -edges[0])
-    elif row.effect is not None and row.floor:
-        point, edges = -row.effect, (-row.floor, row.floor)
-    else:
+        point, low, high = (value / row.baseline - 1 for value in (row.value, *row.band))
+        return (-point, (-high, -low)) if row.direction == "lower" else (point, (low, high))
+    if row.effect is not None and row.floor:
+        return -row.effect, (-row.floor, row.floor)
+    return None
+
+
+def band_picture(row: RowOutcome) -> Picture | None:
+    """Places a row's band and value on a line."""
+    found = speeds_of(row)
+    if found is None:
         return None
+    point, edges = found
     reach = 1.15 * max((abs(part) for part in (point, *edges) if math.isfinite(part)), default=0.0)
     if not reach or not math.isfinite(point) or any(math.isnan(edge) for edge in edges):
         return None

@@ -187,7 +187,7 @@ def test_a_foreign_tree_is_compared_from_the_command_line(shared_data: Path, tmp
     verdict = json.loads((tmp_path / "report" / "verdict.json").read_text(encoding="utf-8"))
     assert verdict["result"]["exit_code"] == 5
     unknown = _ci(tmp_path, "compare", "c3eaad27", "--base", "4f7b31a9", "--results", str(results), "--machine", "gpu99")
-    _refused(unknown, 2, "no machine 'gpu99'", machine)
+    _refused(unknown, 2, "no results of machine 'gpu99'", machine)
 
 
 def test_usage_errors_are_argparse_s(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,18 +32,18 @@ def test_a_gate_that_is_refused_leaves_no_old_verdict_to_be_read(tmp_path: Path,
 def test_a_folder_that_is_no_report_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "index.html").write_text("mine", encoding="utf-8")
-    gate._clear(tmp_path)
+    gate.clear(tmp_path)
     assert (tmp_path / "runs" / "1").is_dir()
     assert (tmp_path / "index.html").read_text(encoding="utf-8") == "mine"
     with pytest.raises(UsageError, match="is no folder"):
-        gate._clear(tmp_path / "index.html")
+        gate.clear(tmp_path / "index.html")
 
 
 def test_a_selected_row_that_is_gone_is_still_missed() -> None:
     baseline = a_baseline(5)
     head = without_row(a_run(1, commit=HEAD_COMMIT), "decode_b")
     kept = {key: row for key, row in head.rows.items() if re.search("decode_[ab]|control", str(key))}
-    selected = gate._selected_baseline(baseline, replace(head, rows=kept), "decode_[ab]")
+    selected = gate.selected_baseline(baseline, replace(head, rows=kept), "decode_[ab]")
     assert {row.key for row in selected.rows.values()} == {
         RowKey(n) for n in ("decode_a", "decode_b", "control_0", "control_1", "control_2")
     }
@@ -54,15 +54,15 @@ def test_rows_that_a_selection_left_out_are_no_skips_of_the_report() -> None:
     key = RowKey("decode_a")
     skipped = replace(head.rows[key], state="skipped", samples=(), records=(), reason="not selected")
     result = replace(head, rows={**head.rows, key: skipped})
-    assert key in gate._selected(result, Options(Path("report"))).rows
-    assert key not in gate._selected(result, Options(Path("report"), select="decode_b")).rows
+    assert key in gate.selected(result, None).rows
+    assert key not in gate.selected(result, "decode_b").rows
 
 
 def test_rows_that_launch_the_same_are_left_out_listed_and_counted() -> None:
     baseline = a_baseline(5)
     head = without_row(a_run(1, commit=HEAD_COMMIT), "decode_b")
     options = gate.Options(Path("report"), skip_identical=True, skip=("decode_b",))
-    kept = gate._selected_baseline(baseline, head, "", options.skip)
+    kept = gate.selected_baseline(baseline, head, "", options.skip)
     assert "decode_b" not in kept.rows
     result = gate._told(options, head, compare_baseline([head], kept))
     (skipped,) = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
