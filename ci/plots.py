@@ -7,16 +7,32 @@ shape. Every number in a picture stands in a table beside it.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import altair as alt
-import vl_convert
 from markupsafe import Markup
+
+
+class _Lazy:
+    """A module that is imported when it is first used: the gate draws at its end only, and asv loads it in every process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+if TYPE_CHECKING:
+    import altair as alt
+    import vl_convert
+else:
+    alt, vl_convert = _Lazy("altair"), _Lazy("vl_convert")
 
 WORSE, BETTER, NEUTRAL = "#c8323c", "#1f8a46", "#7a8794"
 _FONT = "sans-serif"

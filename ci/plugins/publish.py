@@ -12,8 +12,6 @@ from typing import Any
 from asv.commands import publish
 from asv.console import log
 
-from ci.history import site
-
 
 def _folders(conf: Any, root: Path) -> list[Path]:
     """The trees to show: `results_dir` where it holds results, and what `site_results` finds."""
@@ -24,6 +22,8 @@ def _folders(conf: Any, root: Path) -> list[Path]:
 
 
 def _run(cls: Any, /, conf: Any, range_spec: Any = None, pull: bool = True) -> None:
+    from ci.history import site  # what draws pictures is heavy, and asv loads its plugins in every process
+
     root = Path(conf.repo).resolve()
     branch = conf.branches[0] if conf.branches and conf.branches[0] else "HEAD"
     made = site.build(

@@ -88,6 +88,7 @@ def _row_on_gpu(pattern: str) -> str:
 
 def _measured(source: Path, rows: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     os.environ.update(PYTHONPATH=str(source), ASV_BUILD_DIR=str(source))
+    os.chdir(source)  # the process looks there first
     events, death = session._run_worker(rows)
     if death is not None:
         raise RuntimeError(f"the measuring process {death}")
