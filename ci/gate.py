@@ -132,6 +132,13 @@ def look(root: Path, options: Options) -> Situation:
     base = repository.merge_base(tip, head)
     notices = repository.review_notices(base, head)
     baseline = None if options.ignore_baseline else baseline_of(repository, tip, device.key)
+    if baseline is not None:
+        stale = of_another_protocol(baseline, root, device.key)
+        if stale and options.require_baseline:
+            raise BaselineError(stale)
+        if stale:
+            notices.append(f"{stale} Until then merge-base and HEAD are compared directly.")
+            baseline = None
     if baseline is None and options.require_baseline:
         raise BaselineError(
             f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
@@ -142,6 +149,18 @@ def look(root: Path, options: Options) -> Situation:
             f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
         )
     return Situation(repository, Places(repository.root), device, head, tip, base, notices, baseline)
+
+
+def of_another_protocol(baseline: Baseline, root: Path, device: str) -> str | None:
+    """What is wrong where the checkout's timers are not those of the baseline; None where they are, or none are found."""
+    timers = root / "asv_bench" / "microbench.py"
+    found = re.search(r'^PROTOCOL = "(\w+)"', timers.read_text(encoding="utf-8"), re.MULTILINE) if timers.is_file() else None
+    if found is None or found[1] == baseline.protocol.hash:
+        return None
+    return (
+        f"baselines/{device}.json was measured under protocol {baseline.protocol.hash!r}, the instrument of this checkout is {found[1]!r}:"
+        " record it again with `python -m ci baseline record`."
+    )
 
 
 def clear(directory: Path) -> None:

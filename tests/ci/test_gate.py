@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from gate_builders import HEAD_COMMIT, a_baseline, a_run, without_row
 from rich.console import Console
 
+from asv_bench import microbench
 from ci import gate
 from ci.compare import compare_baseline
 from ci.errors import UsageError
@@ -74,3 +76,23 @@ def test_rows_that_launch_the_same_are_left_out_listed_and_counted() -> None:
 
 def test_a_row_id_becomes_the_key_that_its_row_has() -> None:
     assert gate._key_of("bench_a.B.track_c(decode B=1 (x))") == RowKey("bench_a.B.track_c", ("decode B=1 (x)",))
+
+
+@pytest.mark.parametrize(("text", "stale"), [('PROTOCOL = "t1"', False), ('PROTOCOL = "t2"', True), ("", False)])
+def test_a_baseline_of_another_protocol_is_known_before_anything_is_measured(tmp_path: Path, text: str, stale: bool) -> None:
+    baseline = a_baseline(5)
+    baseline = msgspec.structs.replace(baseline, protocol=msgspec.structs.replace(baseline.protocol, hash="t1"))
+    (tmp_path / "asv_bench").mkdir()
+    (tmp_path / "asv_bench" / "microbench.py").write_text(f"import x\n{text}\n", encoding="utf-8")
+    said = gate.of_another_protocol(baseline, tmp_path, "NVIDIA_H200")
+    assert (said is not None) == stale
+    if said:
+        assert "baselines/NVIDIA_H200.json" in said
+        assert "record it again" in said
+
+
+def test_the_protocol_is_found_in_the_timers_of_this_checkout(root: Path) -> None:
+    stored = a_baseline(5)
+    said = gate.of_another_protocol(stored, root, "NVIDIA_H200")
+    assert said is not None
+    assert microbench.PROTOCOL in said

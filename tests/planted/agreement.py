@@ -58,8 +58,11 @@ def _compiled(source: Path, scratch: Path, select: str) -> CompiledFile:
     return compiled_run.read_compiled(output)
 
 
-def timed(rounds: int) -> dict[str, Any]:
-    """Latencies of each fault's row in µs by round, the base's before and after them; why a row was refused, where it was."""
+def timed(rounds: int, kept: Path) -> None:
+    """Latencies of each fault's row in µs by round, the base's before and after them; why a row was refused, where it was.
+
+    Written to `kept` after each round, so that a machine that is taken away leaves what was measured.
+    """
     rows = {pattern: _row_on_gpu(pattern) for pattern in (DECODE_ROW, WRITE_ROW)}
     latencies: dict[str, dict[str, list[float]]] = {row: {} for row in rows.values()}
     environment: dict[str, Any] = {}
@@ -69,16 +72,21 @@ def timed(rounds: int) -> dict[str, Any]:
         plan = [(BASE, ROOT, list(rows.values()))]
         plan += [(fault.name, sources[fault.name], [rows[fault.rows]]) for fault in FAULTS]
         plan += [(AGAIN, ROOT, list(rows.values()))]
-        for _ in range(rounds):
+        for done in range(1, rounds + 1):
             for name, source, wanted in plan:
+                print(f"round {done}: {name} ...", file=sys.stderr, flush=True)
                 environment, outcomes = _measured(source, wanted)
                 for row, outcome in outcomes.items():
                     if outcome["status"] == "ok":
                         latencies[row].setdefault(name, []).append(outcome["latency_us"])
                     else:
                         refused[name] = f"{outcome['status']}: {outcome['reason']}"
-    kept = {name: environment.get(name) for name in ("device", "driver", "cuda", "torch", "triton", "python")}
-    return {"environment": kept, "rounds": rounds, "latency_us": latencies, "refused": refused}
+            known = {name: environment.get(name) for name in ("device", "driver", "cuda", "torch", "triton", "python", "commit")}
+            _write(kept, {"environment": known, "rounds": done, "latency_us": latencies, "refused": refused})
+
+
+def _write(path: Path, made: dict[str, Any]) -> None:
+    path.write_text(json.dumps(made, allow_nan=False, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _row_on_gpu(pattern: str) -> str:
@@ -140,9 +148,10 @@ def main() -> None:
             end="",
         )
         return
-    made = static() if options.action == "static" else timed(options.rounds)
-    text = json.dumps(made, allow_nan=False, indent=1, sort_keys=True) + "\n"
-    options.files[0].write_text(text, encoding="utf-8")
+    if options.action == "static":
+        _write(options.files[0], static())
+    else:
+        timed(options.rounds, options.files[0])
 
 
 if __name__ == "__main__":
