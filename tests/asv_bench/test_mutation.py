@@ -111,3 +111,18 @@ def test_every_applicable_fault_is_refused_and_the_code_as_it_is_is_measured(
 def test_the_page_lists_every_fault(root: Path) -> None:
     page = (root / "docs" / "mutation.md").read_text(encoding="utf-8")
     assert command.listed(FAULTS) in page, "docs/mutation.md: put the output of `python -m asv_bench.mutation --list` in place of its table"
+
+
+def test_the_pages_figures_of_the_h200_are_those_of_the_kept_matrix(root: Path) -> None:
+    kept = json.loads((root / "docs" / "data" / "mutation-h200" / "matrix.json").read_text(encoding="utf-8"))
+    assert (kept["device"], kept["instrument"]) == ("NVIDIA H200", "cuda")
+    outcomes = Counter(cell["outcome"] for cell in kept["cells"])
+    assert set(outcomes) == {matrix.REFUSED, matrix.ACCEPTED}
+    assert {fault["name"] for fault in kept["faults"]} >= {cell["fault"] for cell in kept["cells"]} - {matrix.UNMUTATED.name}
+    page = (root / "docs" / "mutation.md").read_text(encoding="utf-8")
+    assert f"{len(kept['cells'])} rows measured, all {outcomes[matrix.REFUSED]}" in page
+    assert f"all {outcomes[matrix.ACCEPTED]} of the" in page
+    for suite in SUITES:
+        refused = {cell["fault"] for cell in kept["cells"] if cell["suite"] == suite and cell["outcome"] == matrix.REFUSED}
+        assert len(refused) >= 8
+        assert f"{suite} {len(refused)}" in page

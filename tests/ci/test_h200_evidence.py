@@ -81,3 +81,18 @@ def test_the_unchanged_commit_passes_under_the_rule_that_its_false_red_mended(ro
     assert len(unconfirmed) == 4
     (moved,) = [row for row in result.rows if "MOVED" in row.flags]
     assert "Matmul" in moved.key.benchmark
+
+
+def test_the_reversed_slowdown_was_an_improvement_for_the_gate_and_for_asv(root: Path) -> None:
+    folder = root / "docs" / "data" / "planted-h200"
+    gate = (folder / "gate-reversed.txt").read_text(encoding="utf-8")
+    assert "PASS (exit code 0)" in gate
+    assert "1 improved" in gate
+    assert "-39.6 % latency" in gate
+    asv = (folder / "asv-continuous-reversed.txt").read_text(encoding="utf-8")
+    assert "PERFORMANCE INCREASED" in asv
+    assert "    1.66 |" in asv
+    assert asv.rstrip().endswith("exit 0")
+    page = (root / "docs" / "planted-slowdown.md").read_text(encoding="utf-8")
+    assert "-39.6 %" in page
+    assert "ratio 1.66" in page
