@@ -18,6 +18,11 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+if not _has_cuda():
+    # Triton decides while it is imported whether it interprets; the first test module that imports it decides for all.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips the GPU tests, with the reason, where there is no GPU."""
     if any(item.get_closest_marker("gpu") for item in items) and not _has_cuda():

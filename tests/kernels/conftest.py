@@ -1,18 +1,14 @@
 """Kernels run on the GPU where there is one, elsewhere in Triton's interpreter, each against references in torch.
 
-Triton decides while it is imported whether it interprets, so the variable is set before any test module is loaded.
+Triton decides while it is imported whether it interprets, so tests/conftest.py sets the variable before any test module is loaded.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 BACKENDS = ("torch", "triton")
 
@@ -32,7 +28,7 @@ def backend(request: pytest.FixtureRequest, device: str) -> str:
     if name == "triton" and device == "cpu":
         from rapid_llm.kernels.launch import interpreted
 
-        assert interpreted(), "triton was imported before tests/kernels/conftest.py could set TRITON_INTERPRET=1"
+        assert interpreted(), "triton was imported before tests/conftest.py could set TRITON_INTERPRET=1"
     return name
 
 
