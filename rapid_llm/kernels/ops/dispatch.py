@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import numbers
 import os
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from rapid_llm.errors import BackendError, NoKernelError, PerfProviderError
 from rapid_llm.kernels.ops import registry
-from rapid_llm.kernels.ops.spec import KernelSpec, Request
+from rapid_llm.kernels.ops.spec import KernelSpec, Measurement, Request
 
 __all__ = [
     "FORCE_BACKEND_VARIABLE",
@@ -22,8 +23,8 @@ __all__ = [
     "set_perf_provider",
 ]
 
-PerfProvider = Callable[[KernelSpec, Request], "float | None"]
-"""Gives the measured time of a spec for a request in milliseconds, None where it was not measured."""
+PerfProvider = Callable[[KernelSpec, Request], "float | Measurement | None"]
+"""Gives the measured time of a spec for a request in milliseconds, bare or with its source, None where it was not measured."""
 
 FORCE_BACKEND_VARIABLE = "RAPID_LLM_FORCE_BACKEND"
 
@@ -41,12 +42,14 @@ class Candidate:
         perf_ms: Measured time that counts for the ranking; inf where there is none.
         preference_score: How many of its preferences hold.
         note: Says what `perf_ms` is, or why a measurement does not count.
+        measurement: Where the time comes from; None where nothing says so.
     """
 
     spec: KernelSpec
     perf_ms: float
     preference_score: int
     note: str
+    measurement: Measurement | None = None
 
     @property
     def rank_key(self) -> tuple[float, int, int, str]:
@@ -93,6 +96,8 @@ class Selection:
             perf_ms, *rest = candidate.rank_key
             key = ", ".join(str(part) for part in (f"{perf_ms:.6g} ms", *rest))
             lines.append(f"    {place}. {candidate.spec.name} ({key}): {candidate.note}")
+            if candidate.measurement is not None:
+                lines.append(f"       {_provenance(candidate.measurement)}")
             lines.append(f"       {candidate.spec.requirements()}")
         lines.append("  rejected:" if self.rejected else "  rejected: none")
         lines += _rejection_lines(self.rejected)
@@ -180,26 +185,28 @@ def _decide(request: Request, forced: str | None, source: str | None) -> Selecti
         if reasons:
             rejected.append(Rejection(spec, tuple(reasons)))
         else:
-            perf_ms, note = _perf(spec, request)
-            candidates.append(Candidate(spec, perf_ms, spec.preference_score(request), note))
+            perf_ms, note, measurement = _perf(spec, request)
+            candidates.append(Candidate(spec, perf_ms, spec.preference_score(request), note, measurement))
     if not candidates:
         raise NoKernelError(_nothing_serves(request, rejected, source))
     return Selection(request, tuple(sorted(candidates, key=lambda c: c.rank_key)), tuple(rejected), source)
 
 
-def _perf(spec: KernelSpec, request: Request) -> tuple[float, str]:
-    """Milliseconds that count for the ranking, and what to say about them."""
+def _perf(spec: KernelSpec, request: Request) -> tuple[float, str, Measurement | None]:
+    """Milliseconds that count for the ranking, what to say about them, and where they come from."""
     provider = _decisions.provider
     if provider is None:
-        return math.inf, "unmeasured (no perf provider is installed)"
+        return math.inf, "unmeasured (no perf provider is installed)", None
     try:
-        perf_ms = provider(spec, request)
+        given = provider(spec, request)
     except Exception as error:
         raise PerfProviderError(
             f"The perf provider raised {type(error).__name__} for {spec.name} ({error}); it should give None for what was not measured."
         ) from error
-    if perf_ms is None:
-        return math.inf, "unmeasured"
+    if given is None:
+        return math.inf, "unmeasured", None
+    measurement = given if isinstance(given, Measurement) else None
+    perf_ms = given.latency_ms if isinstance(given, Measurement) else given
     if isinstance(perf_ms, bool) or not isinstance(perf_ms, numbers.Real) or not 0 < perf_ms < math.inf:
         raise PerfProviderError(
             f"The perf provider gave {perf_ms!r} for {spec.name}, expected a positive finite number of milliseconds, "
@@ -207,8 +214,14 @@ def _perf(spec: KernelSpec, request: Request) -> tuple[float, str]:
         )
     if spec.golden is None or not spec.golden.verified:
         why = "no golden record" if spec.golden is None else "verification failed"
-        return math.inf, f"measured {float(perf_ms):.6g} ms, which does not count: {why}"
-    return float(perf_ms), "measured and verified"
+        return math.inf, f"measured {float(perf_ms):.6g} ms, which does not count: {why}", measurement
+    return float(perf_ms), "measured and verified", measurement
+
+
+def _provenance(measurement: Measurement) -> str:
+    """Source, day and age of a measurement; its age is that of the moment in which this is asked."""
+    age = datetime.datetime.now(datetime.timezone.utc) - measurement.measured_at
+    return f"measured as {measurement.source}, {measurement.measured_at:%Y-%m-%d}, {age.days} days ago"
 
 
 def _nothing_serves(request: Request, rejected: list[Rejection], source: str | None) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 from rapid_llm.errors import RegistryError
 
-__all__ = ["GoldenRecord", "KernelSpec", "LayoutRequirement", "Preference", "Request", "ShapeLimit", "load_target"]
+__all__ = ["GoldenRecord", "KernelSpec", "LayoutRequirement", "Measurement", "Preference", "Request", "ShapeLimit", "load_target"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,21 @@ class GoldenRecord:
 
     verified: bool
     max_abs_diff: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measured time and where it comes from.
+
+    Attributes:
+        latency_ms: Of one call, in milliseconds.
+        source: The measured case, device and commit, for `explain()`.
+        measured_at: When, with its time zone.
+    """
+
+    latency_ms: float
+    source: str
+    measured_at: datetime.datetime
 
 
 @dataclass(frozen=True)
