@@ -20,7 +20,8 @@ TOP_LEVEL = {"asv_bench", "baselines", "ci", "rapid_llm", "tests", "asv.conf.jso
 MAY_IMPORT = {
     "rapid_llm.modules": {"rapid_llm.modules", "rapid_llm.kv_cache", "rapid_llm.kernels.ops", "rapid_llm.errors"},
     "rapid_llm.kv_cache": {"rapid_llm.errors"},
-    "rapid_llm.kernels.ops": {"rapid_llm.kernels.backends", "rapid_llm.kernels.ops", "rapid_llm.errors"},
+    "rapid_llm.kernels.ops": {"rapid_llm.kernels.backends", "rapid_llm.kernels.autotune", "rapid_llm.kernels.ops", "rapid_llm.errors"},
+    "rapid_llm.kernels.autotune": {"rapid_llm.kernels.autotune", "rapid_llm.errors"},
     "rapid_llm.kernels.backends": {"rapid_llm.kernels", "rapid_llm.kernels.backends", "rapid_llm.kernels.ops.spec", "rapid_llm.errors"},
     "rapid_llm.kernels": {"rapid_llm.kernels", "rapid_llm.errors"},
     "rapid_llm": {"rapid_llm"},

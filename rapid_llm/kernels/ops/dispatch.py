@@ -8,9 +8,11 @@ import numbers
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rapid_llm.errors import BackendError, NoKernelError, PerfProviderError
-from rapid_llm.kernels.ops import registry
+from rapid_llm.kernels.autotune.config_store import CONFIG_DIR_VARIABLE
+from rapid_llm.kernels.ops import registry, tuned
 from rapid_llm.kernels.ops.spec import KernelSpec, Measurement, Request
 
 __all__ = [
@@ -28,8 +30,8 @@ PerfProvider = Callable[[KernelSpec, Request], "float | Measurement | None"]
 
 FORCE_BACKEND_VARIABLE = "RAPID_LLM_FORCE_BACKEND"
 
-# Both change what is available or chosen without changing the request, so they belong to a decision's key.
-_DECIDING_VARIABLES = (FORCE_BACKEND_VARIABLE, "TRITON_INTERPRET")
+# These change what is available or chosen without changing the request, so they belong to a decision's key.
+_DECIDING_VARIABLES = (FORCE_BACKEND_VARIABLE, "TRITON_INTERPRET", CONFIG_DIR_VARIABLE)
 _MAX_CACHED_DECISIONS = 4096
 
 
@@ -74,12 +76,21 @@ class Selection:
         ranking: Specs that can serve it, the chosen one first.
         rejected: The others, by name.
         forced: What named the backend, such as 'backend="triton"'; None where nothing did.
+        config: Tuned config of the chosen kernel; None leaves it to the kernel's rule.
+        config_note: Says where the config comes from.
     """
 
     request: Request
     ranking: tuple[Candidate, ...]
     rejected: tuple[Rejection, ...]
     forced: str | None = None
+    config: Any = None
+    config_note: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for the chosen kernel beside those of the call."""
+        return {} if self.config is None else {"config": self.config}
 
     @property
     def spec(self) -> KernelSpec:
@@ -91,6 +102,8 @@ class Selection:
         lines = [f"{self.request.op}: {self.spec.name}", f"  request: {self.request.describe()}"]
         if self.forced is not None:
             lines.append(f"  forced by {self.forced}: the golden gate is bypassed, every other check holds")
+        if self.spec.config is not None:
+            lines.append(f"  {self.config_note}")
         lines.append("  ranked on (perf, -preference_score, -priority, name):")
         for place, candidate in enumerate(self.ranking, start=1):
             perf_ms, *rest = candidate.rank_key
@@ -148,9 +161,10 @@ def dispatch(request: Request, *, backend: str | None = None) -> Selection:
         NoKernelError: No spec can serve the request; the message lists each with its reasons.
         PerfProviderError: The perf provider raised, or gave something that is no time.
     """
-    if _decisions.generation != registry.generation() or len(_decisions.cache) >= _MAX_CACHED_DECISIONS:
+    generation = registry.generation() + tuned.generation()  # neither ever falls
+    if _decisions.generation != generation or len(_decisions.cache) >= _MAX_CACHED_DECISIONS:
         _decisions.cache.clear()
-        _decisions.generation = registry.generation()
+        _decisions.generation = generation
     key = (request, backend, tuple(map(os.environ.get, _DECIDING_VARIABLES)))
     selection = _decisions.cache.get(key)
     if selection is None:
@@ -189,7 +203,8 @@ def _decide(request: Request, forced: str | None, source: str | None) -> Selecti
             candidates.append(Candidate(spec, perf_ms, spec.preference_score(request), note, measurement))
     if not candidates:
         raise NoKernelError(_nothing_serves(request, rejected, source))
-    return Selection(request, tuple(sorted(candidates, key=lambda c: c.rank_key)), tuple(rejected), source)
+    ranking = tuple(sorted(candidates, key=lambda c: c.rank_key))
+    return Selection(request, ranking, tuple(rejected), source, *tuned.chosen_config(ranking[0].spec, request))
 
 
 def _perf(spec: KernelSpec, request: Request) -> tuple[float, str, Measurement | None]:

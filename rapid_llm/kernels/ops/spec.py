@@ -172,6 +172,8 @@ class KernelSpec:
         preferences: Conditions it does well under; `preference_score` counts those that hold.
         priority: Tie-break after measurements and preferences; higher first.
         golden: Outcome of its verification; None means that nothing is recorded.
+        config: "module:attribute" of the class of its tunable config, whose instance the callable takes as `config`; None where
+            nothing is tuned.
         probe: "module:attribute" of `probe(request) -> str | None`, the reason why it is not available here.
     """
 
@@ -188,6 +190,7 @@ class KernelSpec:
     preferences: tuple[Preference, ...] = ()
     priority: int = 0
     golden: GoldenRecord | None = None
+    config: str | None = None
     probe: str | None = None
 
     def load(self) -> Callable[..., Any]:
