@@ -32,7 +32,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(config_store, "_warned", set())
     monkeypatch.delenv(config_store.CONFIG_DIR_VARIABLE, raising=False)
     monkeypatch.delenv(FORCE_BACKEND_VARIABLE, raising=False)
-    yield
+    return
 
 
 @pytest.fixture
