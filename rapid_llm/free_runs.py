@@ -18,6 +18,7 @@ Rows = npt.NDArray[np.int64]
 """Row numbers, ascending and distinct."""
 
 _FEW = 32
+_BULK = 16
 _SPARE_ENTRIES = 1024
 _WINDOW = 1024
 
@@ -120,9 +121,13 @@ class FreeRuns:
         classes = np.frexp(lengths)[1] - 1
         for number in np.unique(classes).tolist():
             chosen = classes == number
+            entries = starts[chosen].tolist()
             self._longest[number] = max(self._longest[number], int(lengths[chosen].max()))
-            # A sorted list is a heap.
-            self._by_class[number] = sorted(self._by_class[number] + starts[chosen].tolist())
+            if len(entries) < len(self._by_class[number]) // _BULK:
+                for start in entries:
+                    heapq.heappush(self._by_class[number], start)
+            else:  # a sorted list is a heap
+                self._by_class[number] = sorted(self._by_class[number] + entries)
             self._tidy(number)
 
     def _push(self, start: int, length: int) -> None:

@@ -543,6 +543,18 @@ def test_scattered_rows_of_a_larger_pool_are_handed_out_once_each(seed: int) -> 
     assert paths == {"run_search", "fragmented"}
 
 
+def test_a_run_that_grows_beside_rows_set_aside_is_found() -> None:
+    """Every other row free, some of them set aside for scattered calls; one freed between two of these makes a run of three."""
+    cache = manager(4096)
+    rows = alloc(cache, 4096)
+    cache.release(rows[::2])
+    alloc(cache, 64)
+    assert cache.last_alloc_path == "fragmented"
+    cache.release(rows_of(201))
+    assert alloc(cache, 3).tolist() == [200, 201, 202]
+    assert cache.last_alloc_path == "run_search"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("state", ["bump", "run_search", "fragmented"])
 def test_no_allocation_waits_for_the_device(state: str, kind: type[KVCacheManager]) -> None:
