@@ -34,6 +34,7 @@ class FreeRuns:
         self._first = np.zeros(num_rows, np.int64)  # at the last row of a run, elsewhere anything
         self._by_class: list[list[int]] = [[] for _ in range(num_rows.bit_length())]
         self._longest = [0] * num_rows.bit_length()  # no run of the class is longer
+        self._present = 0  # bit c is set where the c-th list has entries
         self._limits = [_SPARE_ENTRIES] * num_rows.bit_length()
         self._lowest = 0  # no row before it is free
         edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
@@ -65,13 +66,16 @@ class FreeRuns:
         """
         own = count.bit_length() - 1
         best: int | None = None
-        for number in range(own, len(self._by_class)):
+        classes = self._present >> own << own
+        while classes:
+            number = (classes & -classes).bit_length() - 1
+            classes &= classes - 1
             start = self._top(number)
             if start is None or (best is not None and start > best):
                 continue
             if number > own or self._length.item(start) >= count:
                 best = start
-        if best is None and self._longest[own] >= count:
+        if best is None and own < len(self._longest) and self._longest[own] >= count:
             lengths = {start: self._length.item(start) for start in self._by_class[own]}
             fitting = [start for start, length in lengths.items() if length >= count and length.bit_length() - 1 == own]
             best = min(fitting, default=None)
@@ -122,6 +126,7 @@ class FreeRuns:
         for number in np.unique(classes).tolist():
             chosen = classes == number
             entries = starts[chosen].tolist()
+            self._present |= 1 << number
             self._longest[number] = max(self._longest[number], int(lengths[chosen].max()))
             if len(entries) < len(self._by_class[number]) // _BULK:
                 for start in entries:
@@ -133,6 +138,7 @@ class FreeRuns:
     def _push(self, start: int, length: int) -> None:
         number = length.bit_length() - 1
         heapq.heappush(self._by_class[number], start)
+        self._present |= 1 << number
         if length > self._longest[number]:
             self._longest[number] = length
         if len(self._by_class[number]) > self._limits[number]:
@@ -145,6 +151,7 @@ class FreeRuns:
             if self._length.item(heap[0]).bit_length() - 1 == number:
                 return heap[0]
             heapq.heappop(heap)
+        self._present &= ~(1 << number)
         return None
 
     def _tidy(self, number: int) -> None:
