@@ -23,7 +23,10 @@ _LIBRARY = (
     "rapid_llm.kernels.kv_quant",
     "rapid_llm.kernels.kv_write",
     "rapid_llm.kernels.paged_decode",
+    "rapid_llm.free_runs",
+    "rapid_llm.staged_rows",
     "rapid_llm.kv_cache",
+    "rapid_llm.device_state_cache",
 )
 """Modules that can be edited, each after what it imports."""
 
