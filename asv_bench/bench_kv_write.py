@@ -161,11 +161,11 @@ class KVWriteDecode(suite.Suite):
         return self.value(outcomes, case)
 
 
-def _state(state: str) -> Case:
+def _state(state: str, *devices: str, note: str = "") -> Case:
     return Case(
-        label=f"alloc n={_ALLOCATOR_TOKENS} of {_ALLOCATOR_ROWS} rows, state={state}",
+        label=f"alloc n={_ALLOCATOR_TOKENS} of {_ALLOCATOR_ROWS} rows{note}, state={state}",
         bottleneck="host",
-        devices=("cuda", "cpu"),
+        devices=devices,
         phase="decode",
         args={"state": state},
     )
@@ -226,7 +226,7 @@ class Allocator(suite.Suite):
 
     op = "alloc_kvcache_index"
     impl = _ALLOCATOR_IMPL
-    cases = (_state("bump"), _state("run_search"), _state("fragmented"))
+    cases = tuple(_state(state, "cuda", "cpu") for state in _ALLOCATOR_FREE)
 
     def build(self, case: Case, device: torch.device) -> Prepared:
         return _build_allocation(case, device, kv_cache.KVCacheManager)
@@ -237,11 +237,14 @@ class Allocator(suite.Suite):
 
 
 class DeviceStateAllocator(suite.Suite):
-    """The same calls on the manager whose state is on the device: it waits to search, and what the wait costs is the difference."""
+    """The same calls on the manager whose state is on the device: it waits to search, and what the wait costs is the difference.
+
+    Measured where there is a device to wait for.
+    """
 
     op = "alloc_kvcache_index"
     impl = _DEVICE_ALLOCATOR_IMPL
-    cases = (_state("bump"), _state("run_search"), _state("fragmented"))
+    cases = tuple(_state(state, "cuda", note=", state on the device") for state in _ALLOCATOR_FREE)
 
     def build(self, case: Case, device: torch.device) -> Prepared:
         try:

@@ -261,19 +261,16 @@ def test_work_of_a_write_is_counted_by_hand() -> None:
     assert prepared.work.moved == elements * (2 + 1) + 4 * 512
 
 
-@pytest.mark.parametrize("suite_class", [bench_kv_write.Allocator, bench_kv_write.DeviceStateAllocator])
 @pytest.mark.parametrize("state", ["bump", "run_search", "fragmented"])
 def test_r65_r105_an_allocator_row_is_refused_when_its_state_is_not_the_one_it_names(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: str, suite_class: type[Suite]
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    from rapid_llm import device_state_cache, kv_cache
+    from rapid_llm.kv_cache import KVCacheManager
 
-    on_host = suite_class is bench_kv_write.Allocator
-    manager: Any = kv_cache.KVCacheManager if on_host else device_state_cache.DeviceStateKVCacheManager
-    row = next(r for r in rows_of([suite_class]) if r.case.args["state"] == state)
+    row = next(r for r in rows_of([bench_kv_write.Allocator]) if r.case.args["state"] == state)
     assert bench.measure(row)["status"] == "ok"
-    original = manager.alloc_kvcache_index
-    monkeypatch.setattr(manager, "release", lambda self, rows, **k: self.free_all())
+    original = KVCacheManager.alloc_kvcache_index
+    monkeypatch.setattr(KVCacheManager, "release", lambda self, rows, **k: self.free_all())
     reset_only_frees_all = bench.measure(row)
     assert (reset_only_frees_all["status"] == "ok") == (state == "bump")
     monkeypatch.undo()
@@ -286,7 +283,7 @@ def test_r65_r105_an_allocator_row_is_refused_when_its_state_is_not_the_one_it_n
             rows[1] = rows[0]
         return rows
 
-    monkeypatch.setattr(manager, "alloc_kvcache_index", duplicate)
+    monkeypatch.setattr(KVCacheManager, "alloc_kvcache_index", duplicate)
     wrong = bench.measure(row)
     assert wrong["status"] == "unverified"
     assert "handed out twice" in wrong["reason"]
