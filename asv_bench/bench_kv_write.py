@@ -23,9 +23,11 @@ else:
 ops: Any = LazyModule("rapid_llm.kernels.ops")
 dispatcher: Any = LazyModule("rapid_llm.kernels.ops.dispatch")
 kv_cache: Any = LazyModule("rapid_llm.kv_cache")
+device_state_cache: Any = LazyModule("rapid_llm.device_state_cache")
 
 _IMPL = {"cuda": "triton_kv_write", "cpu": "torch_kv_write"}
 _ALLOCATOR_IMPL = {"cuda": "KVCacheManager.alloc_kvcache_index", "cpu": "KVCacheManager.alloc_kvcache_index"}
+_DEVICE_ALLOCATOR_IMPL = dict.fromkeys(("cuda", "cpu"), "DeviceStateKVCacheManager.alloc_kvcache_index")
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
 _MOST_SETS = 512
 _ALLOCATOR_ROWS = 1 << 17
@@ -159,13 +161,63 @@ class KVWriteDecode(suite.Suite):
         return self.value(outcomes, case)
 
 
-def _state(state: str) -> Case:
+def _state(state: str, *devices: str, note: str = "") -> Case:
     return Case(
-        label=f"alloc n={_ALLOCATOR_TOKENS} of {_ALLOCATOR_ROWS} rows, state={state}",
+        label=f"alloc n={_ALLOCATOR_TOKENS} of {_ALLOCATOR_ROWS} rows{note}, state={state}",
         bottleneck="host",
-        devices=("cuda", "cpu"),
+        devices=devices,
         phase="decode",
         args={"state": state},
+    )
+
+
+def _build_allocation(case: Case, device: torch.device, kind: Any) -> Prepared:
+    """One allocation by a manager of class `kind`, in the state that the case names."""
+    state: str = case.args["state"]
+    manager = kind(_ALLOCATOR_ROWS, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device=device, allocate_kv=False)
+    all_rows = torch.arange(_ALLOCATOR_ROWS, dtype=torch.int32, device=device)
+    taken: list[torch.Tensor] = []
+
+    def reach() -> None:
+        """Brings the manager into the state through its public calls, from wherever it is."""
+        taken.clear()
+        manager.free_all()
+        if state == "bump":
+            manager.alloc_kvcache_index(_ALLOCATOR_ROWS - _ALLOCATOR_FREE[state])
+            return
+        everything = manager.alloc_kvcache_index(_ALLOCATOR_ROWS)
+        if state == "run_search":
+            manager.release(everything[_ALLOCATOR_ROWS // 2 :][: _ALLOCATOR_FREE[state]])
+        else:
+            manager.release(everything[::2])
+
+    def reset() -> None:
+        """Gives back what the last call took, which leaves the state as it was; a bump cursor needs `free_all` instead."""
+        if state == "bump" or not taken:
+            reach()
+        else:
+            manager.release(taken.pop())
+
+    def call() -> None:
+        taken.append(manager.alloc_kvcache_index(_ALLOCATOR_TOKENS))
+
+    def check() -> float:
+        reset()
+        free = manager.is_free(all_rows)
+        verify.check_state(free, state=state, num_free=_ALLOCATOR_FREE[state], count=_ALLOCATOR_TOKENS)
+        call()
+        verify.check_allocation(taken[-1], free, manager.is_free(all_rows), count=_ALLOCATOR_TOKENS, state=state)
+        if manager.last_alloc_path != state:
+            raise verify.VerificationError(f"allocator: the row says {state} and the call took the {manager.last_alloc_path} path")
+        return 0.0
+
+    return Prepared(
+        calls=[call],
+        work=Work(),
+        poison=reach,
+        check=check,
+        reset=reset,
+        called=kind.alloc_kvcache_index.__qualname__,
     )
 
 
@@ -174,57 +226,32 @@ class Allocator(suite.Suite):
 
     op = "alloc_kvcache_index"
     impl = _ALLOCATOR_IMPL
-    cases = (_state("bump"), _state("run_search"), _state("fragmented"))
+    cases = tuple(_state(state, "cuda", "cpu") for state in _ALLOCATOR_FREE)
 
     def build(self, case: Case, device: torch.device) -> Prepared:
-        state: str = case.args["state"]
-        manager = kv_cache.KVCacheManager(
-            _ALLOCATOR_ROWS, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device=device, allocate_kv=False
-        )
-        all_rows = torch.arange(_ALLOCATOR_ROWS, dtype=torch.int32, device=device)
-        taken: list[torch.Tensor] = []
+        return _build_allocation(case, device, kv_cache.KVCacheManager)
 
-        def reach() -> None:
-            """Brings the manager into the state through its public calls, from wherever it is."""
-            taken.clear()
-            manager.free_all()
-            if state == "bump":
-                manager.alloc_kvcache_index(_ALLOCATOR_ROWS - _ALLOCATOR_FREE[state])
-                return
-            everything = manager.alloc_kvcache_index(_ALLOCATOR_ROWS)
-            if state == "run_search":
-                manager.release(everything[_ALLOCATOR_ROWS // 2 :][: _ALLOCATOR_FREE[state]])
-            else:
-                manager.release(everything[::2])
+    @suite.throughput("calls/s")
+    def track_calls(self, outcomes: Outcomes, case: str) -> float:
+        return self.value(outcomes, case)
 
-        def reset() -> None:
-            """Gives back what the last call took, which leaves the state as it was; a bump cursor needs `free_all` instead."""
-            if state == "bump" or not taken:
-                reach()
-            else:
-                manager.release(taken.pop())
 
-        def call() -> None:
-            taken.append(manager.alloc_kvcache_index(_ALLOCATOR_TOKENS))
+class DeviceStateAllocator(suite.Suite):
+    """The same calls on the manager whose state is on the device: it waits to search, and what the wait costs is the difference.
 
-        def check() -> float:
-            reset()
-            free = manager.is_free(all_rows)
-            verify.check_state(free, state=state, num_free=_ALLOCATOR_FREE[state], count=_ALLOCATOR_TOKENS)
-            call()
-            verify.check_allocation(taken[-1], free, manager.is_free(all_rows), count=_ALLOCATOR_TOKENS, state=state)
-            if manager.last_alloc_path != state:
-                raise verify.VerificationError(f"allocator: the row says {state} and the call took the {manager.last_alloc_path} path")
-            return 0.0
+    Measured where there is a device to wait for.
+    """
 
-        return Prepared(
-            calls=[call],
-            work=Work(),
-            poison=reach,
-            check=check,
-            reset=reset,
-            called=kv_cache.KVCacheManager.alloc_kvcache_index.__qualname__,
-        )
+    op = "alloc_kvcache_index"
+    impl = _DEVICE_ALLOCATOR_IMPL
+    cases = tuple(_state(state, "cuda", note=", state on the device") for state in _ALLOCATOR_FREE)
+
+    def build(self, case: Case, device: torch.device) -> Prepared:
+        try:
+            kind = device_state_cache.DeviceStateKVCacheManager
+        except ModuleNotFoundError as error:
+            raise NotImplementedError("this commit has one allocator only") from error
+        return _build_allocation(case, device, kind)
 
     @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:

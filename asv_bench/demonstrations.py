@@ -128,10 +128,11 @@ def decode_scatter(device: torch.device) -> list[dict[str, Any]]:
 
 
 def allocator_waits(device: torch.device) -> list[dict[str, Any]]:
-    """The allocator's three states: host time, floor, and the operations in one call that made the host wait for the device."""
+    """Both allocators in three states: host time, floor, and the operations in one call that made the host wait for the device."""
     rows = []
-    for case in bench_kv_write.Allocator.cases:
-        prepared = bench_kv_write.Allocator().build(case, device)
+    kinds: tuple[type[suite.Suite], ...] = (bench_kv_write.Allocator, bench_kv_write.DeviceStateAllocator)
+    for kind, case in ((suite_class, case) for suite_class in kinds for case in suite_class.cases):
+        prepared = kind().build(case, device)
         timing = bench_host(prepared.calls[0], prepared.reset, device=device)
         assert prepared.reset is not None
         prepared.reset()
@@ -141,7 +142,7 @@ def allocator_waits(device: torch.device) -> list[dict[str, Any]]:
             prepared.calls[0]()
         torch.cuda.set_sync_debug_mode("default")
         waits = [f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchronizing CUDA operation" in str(w.message)]
-        rows.append({"case": case.label, "bench_host": _said(timing), "waits": waits})
+        rows.append({"case": case.label, "impl": kind.impl["cuda"], "bench_host": _said(timing), "waits": waits})
     return rows
 
 

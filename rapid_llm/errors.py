@@ -3,6 +3,7 @@
 __all__ = [
     "BackendError",
     "DTypeError",
+    "EvidenceError",
     "NoKernelError",
     "OutOfRowsError",
     "PerfProviderError",
@@ -10,6 +11,7 @@ __all__ = [
     "RegistryError",
     "ScaleError",
     "ShapeError",
+    "TuningError",
 ]
 
 
@@ -41,9 +43,17 @@ class PerfProviderError(RapidLLMError, RuntimeError):
     """The perf provider raised, or returned something other than a positive finite number of milliseconds or None."""
 
 
+class EvidenceError(RapidLLMError, ValueError):
+    """A file of measurements cannot be used, or is of another device; nothing of it was installed."""
+
+
 class RegistryError(RapidLLMError, ValueError):
     """A spec is unknown, registered twice, declared wrongly, or its target cannot be loaded."""
 
 
 class OutOfRowsError(RapidLLMError, RuntimeError):
     """The KV cache has too few rows for a step; nothing of the step was done."""
+
+
+class TuningError(RapidLLMError, RuntimeError):
+    """No candidate config could be verified and timed, or the injected timer gave no time; nothing was stored."""

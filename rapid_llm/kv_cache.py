@@ -1,12 +1,17 @@
-"""The KV cache of a model: one combined buffer a layer, and a token-level allocator of its rows."""
+"""The KV cache of a model: one combined buffer a layer, and a token-level allocator of its rows whose state is on the host."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rapid_llm.errors import DTypeError, RapidLLMError, ShapeError
+from rapid_llm.free_runs import FreeRuns, Rows
+from rapid_llm.row_checks import check_count, flat_rows, raise_for
+from rapid_llm.staged_rows import StagedRows, uploaded
 
 __all__ = ["AllocPath", "KVCacheManager"]
 
@@ -14,17 +19,7 @@ AllocPath = Literal["bump", "run_search", "fragmented"]
 """How an allocation found its rows, see `KVCacheManager.alloc_kvcache_index`."""
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.uint8)
-_NEVER = torch.iinfo(torch.int64).max
-
-
-def _check_count(call: str, name: str, value: int) -> None:
-    """Refuses what is no count before anything is changed: bool and float would pass through the arithmetic of the cursor.
-
-    Raises:
-        ShapeError: It is no int, or negative.
-    """
-    if type(value) is not int or value < 0:
-        raise ShapeError(f"{call} expected {name} of 0 or more, got {value!r}; pass a plain int.")
+_NEVER = np.iinfo(np.int64).max
 
 
 class KVCacheManager:
@@ -32,7 +27,8 @@ class KVCacheManager:
 
     A row holds one token's K and V of one layer; row r of every layer belongs to the same token. A row is free,
     referenced (reference count above 0), or cached: released with `keep_cached`, unreferenced, contents kept until
-    evicted. Reference counts live on the device, the numbers of free and cached rows on the host.
+    evicted. All of this is known to the host: an allocation never waits for the device. What takes row tensors (`add_ref`,
+    `release`, `is_free`) does, for their values.
 
     Not thread-safe: one thread, or one lock around every call.
     """
@@ -56,7 +52,7 @@ class KVCacheManager:
             num_layers: Layers, each with a buffer of its own.
             num_kv_heads, head_dim: Geometry of K, and of V, in a row.
             dtype: fp16, bf16, or uint8 holding e4m3.
-            device: Where the buffers and reference counts live.
+            device: Where the buffers and the row tensors live.
             block_size: Rows of a block that `alloc_blocks` hands out.
             allocate_kv: False allocates no K/V buffers: an allocator of row numbers alone.
 
@@ -78,15 +74,21 @@ class KVCacheManager:
             torch.empty(num_rows, 2 * num_kv_heads, head_dim, dtype=dtype, device=device) for _ in range(num_layers if allocate_kv else 0)
         ]
         self._all_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
-        self._ref_counts = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        # 0 where a row is not cached; otherwise the number of its release: the smallest is the oldest.
-        self._cached_at = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._num_releases = 0
         self._num_free = num_rows
         self._num_cached = 0
         # Every row from the cursor on is free; None once a row before it may have become free.
         self._cursor: int | None = 0
         self._last_alloc_path: AllocPath | None = None
+        self._init_state()
+
+    def _init_state(self) -> None:
+        self._refs = np.zeros(self._num_rows, np.int32)
+        # 0 where a row is not cached; otherwise the number of its release: the smallest is the oldest.
+        self._released_at = np.zeros(self._num_rows, np.int64)
+        # None while the cursor holds.
+        self._runs: FreeRuns | None = None
+        self._staged = StagedRows(self._all_rows.device)
 
     @property
     def num_rows(self) -> int:
@@ -147,26 +149,27 @@ class KVCacheManager:
         Raises:
             ValueError: A row is foreign.
         """
-        flat = self._checked("is_free", rows)
-        self._raise_for("is_free", "is not a row of this cache", rows, self._is_foreign(flat))
-        return ((self._ref_counts[flat] == 0) & (self._cached_at[flat] == 0)).view(rows.shape)
+        flat, numbers = self._numbers("is_free", rows)
+        raise_for("is_free", "is not a row of this cache", flat, self._foreign(numbers))
+        free = (self._refs[numbers] == 0) & (self._released_at[numbers] == 0)
+        return torch.from_numpy(free).to(rows.device).view(rows.shape)
 
     def ref_counts(self) -> torch.Tensor:
         """Copy of the reference counts: int32, [num_rows]."""
-        return self._ref_counts.clone()
+        return torch.from_numpy(self._refs.copy()).to(self.device)
 
     def alloc_kvcache_index(self, num_tokens: int) -> torch.Tensor | None:
         """Takes one row a token; each then has one reference.
 
         Three paths, of which `last_alloc_path` names the one taken:
 
-        - bump: until a release frees rows, everything from the cursor on is free. The rows are a slice of a table made
-          beforehand and their counts are set on the device: one launch, no host synchronisation.
-        - run_search: afterwards, the first run of that many neighbouring free rows is searched on the device, and the
-          host waits for its place (`nonzero`, `item`). This path waits because a run is what keeps a sequence's rows
-          adjacent, and its cost is a row of its own among the measured ones.
-        - fragmented: no run is long enough, so the lowest free rows are taken wherever they are; it costs the search
-          and a second wait.
+        - bump: until a release frees rows, everything from the cursor on is free.
+        - run_search: afterwards, a run of that many neighbouring free rows, which keeps a sequence's rows adjacent; see
+          `rapid_llm.free_runs` for which.
+        - fragmented: no run is long enough, so scattered rows are taken, the lowest first. They were uploaded some hundreds at a time
+          ahead (`rapid_llm.staged_rows`); a call that finds too few of them uploads anew.
+
+        In each the state is the host's: nothing waits for the device, and what is returned is a view of a table on it.
 
         Where too few rows are free, the oldest cached rows are evicted first, as many as are lacking.
 
@@ -179,8 +182,9 @@ class KVCacheManager:
 
         Raises:
             ValueError: num_tokens is negative.
+            RapidLLMError: Rows would have to be uploaded while a CUDA graph is captured; then none is taken.
         """
-        _check_count("alloc_kvcache_index", "num_tokens", num_tokens)
+        check_count("alloc_kvcache_index", "num_tokens", num_tokens)
         if num_tokens == 0:
             return self._all_rows[:0]
         if num_tokens > self._num_free + self._num_cached:
@@ -189,22 +193,31 @@ class KVCacheManager:
             self.evict(num_tokens - self._num_free)
         if self._cursor is not None and self._cursor + num_tokens <= self._num_rows:
             return self._bump(self._cursor, num_tokens)
-        self._cursor = None
-        free = (self._ref_counts == 0) & (self._cached_at == 0)
-        start = self._first_run(free, num_tokens)
+        runs = self._searchable()
+        start = runs.find(num_tokens)
+        if start is None and self._staged.may_hide_a_run_of(num_tokens):
+            self._unstage(runs)
+            start = runs.find(num_tokens)
         if start is not None:
-            rows = self._all_rows[start : start + num_tokens]
+            runs.take(start, num_tokens)
+            self._refs[start : start + num_tokens] = 1
+            rows = self._all_rows.narrow(0, start, num_tokens)
             self._last_alloc_path = "run_search"
         else:
-            rows = free.nonzero().view(-1)[:num_tokens].int()
+            if self._staged.num_left < num_tokens:
+                self._staged.check_upload()
+                self._unstage(runs)
+                self._staged.fill(runs.take_lowest(min(self._num_free, self._staged.wanted(num_tokens))))
+            numbers, rows = self._staged.take(num_tokens)
+            self._refs[numbers] = 1
             self._last_alloc_path = "fragmented"
-        self._take(rows)
+        self._num_free -= num_tokens
         return rows
 
     def alloc_blocks(self, num_blocks: int) -> torch.Tensor | None:
         """Takes whole blocks of `block_size` neighbouring rows, aligned to it; each row then has one reference.
 
-        Before a release has freed rows the next aligned blocks are taken without a host synchronisation ("bump").
+        Before a release has freed rows the next aligned blocks are taken ("bump").
         Otherwise ("run_search") the free blocks are searched; where too few are free, blocks of free and cached rows
         follow in the order of their newest cached row, oldest first, and their cached rows are evicted. A block with a
         referenced row is never taken.
@@ -218,8 +231,9 @@ class KVCacheManager:
 
         Raises:
             ValueError: num_blocks is negative.
+            RapidLLMError: As of `alloc_kvcache_index`.
         """
-        _check_count("alloc_blocks", "num_blocks", num_blocks)
+        check_count("alloc_blocks", "num_blocks", num_blocks)
         size = self._block_size
         if num_blocks == 0:
             return self._all_rows[:0].view(0, size)
@@ -230,21 +244,19 @@ class KVCacheManager:
             if first + num_blocks * size <= self._num_rows:
                 return self._bump(first, num_blocks * size).view(num_blocks, size)
         whole = self._num_rows // size * size
-        newest = self._cached_at.masked_fill(self._ref_counts > 0, _NEVER)[:whole].view(-1, size).amax(1)
-        chosen = newest.sort(stable=True).indices[:num_blocks]
-        if chosen.numel() < num_blocks:
+        newest = np.where(self._refs > 0, _NEVER, self._released_at)[:whole].reshape(-1, size).max(1)
+        chosen = np.argsort(newest, kind="stable")[:num_blocks]
+        if chosen.size < num_blocks or newest[chosen[-1]] == _NEVER:
             return None
-        rows = (self._all_rows[:whole].view(-1, size))[chosen]
-        flat = rows.view(-1).long()
-        worst, num_evicted = torch.stack([newest[chosen[-1]], (self._cached_at[flat] > 0).sum()]).tolist()
-        if worst == _NEVER:
-            return None
-        self._cached_at[flat] = 0
+        numbers = (chosen[:, None] * size + np.arange(size)).reshape(-1)
+        rows = uploaded(numbers, self.device).view(num_blocks, size)
+        num_evicted = int((self._released_at[numbers] > 0).sum())
+        self._released_at[numbers] = 0
+        self._refs[numbers] = 1
         self._num_cached -= num_evicted
-        self._num_free += num_evicted
-        self._cursor = None
+        self._num_free += num_evicted - numbers.size
+        self._forget_runs()
         self._last_alloc_path = "run_search"
-        self._take(rows.view(-1))
         return rows
 
     def add_ref(self, rows: torch.Tensor) -> None:
@@ -258,21 +270,17 @@ class KVCacheManager:
         Raises:
             ValueError: A row is foreign or free; then nothing has changed.
         """
-        flat = self._checked("add_ref", rows)
-        if flat.numel() == 0:
+        flat, numbers = self._numbers("add_ref", rows)
+        if numbers.size == 0:
             return
-        foreign = self._is_foreign(flat)
-        added = self._occurrences(flat)
-        idle = (added > 0) & (self._ref_counts == 0)
-        cached = idle & (self._cached_at > 0)
-        any_foreign, num_idle, num_revived = torch.stack([foreign.sum(), idle.sum(), cached.sum()]).tolist()
-        if any_foreign:
-            self._raise_for("add_ref", "is not a row of this cache", rows, foreign)
-        if num_idle != num_revived:
-            self._raise_for("add_ref", "is free, allocate it instead", rows, (idle & ~cached)[flat])
-        self._ref_counts += added
-        self._cached_at.masked_fill_(cached, 0)
-        self._num_cached -= num_revived
+        raise_for("add_ref", "is not a row of this cache", flat, self._foreign(numbers))
+        distinct, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+        idle = self._refs[distinct] == 0
+        revived = idle & (self._released_at[distinct] > 0)
+        raise_for("add_ref", "is free, allocate it instead", flat, (idle & ~revived)[place])
+        self._refs[distinct] += counts.astype(np.int32)
+        self._released_at[distinct[revived]] = 0
+        self._num_cached -= int(revived.sum())
 
     def release(self, rows: torch.Tensor, *, keep_cached: bool = False) -> None:
         """Takes a reference from each row, as often as it is named; a row without references left is free, or cached.
@@ -286,29 +294,22 @@ class KVCacheManager:
         Raises:
             ValueError: A row is foreign or has fewer references than are released; then nothing has changed.
         """
-        flat = self._checked("release", rows)
-        if flat.numel() == 0:
+        flat, numbers = self._numbers("release", rows)
+        if numbers.size == 0:
             return
-        foreign = self._is_foreign(flat)
-        removed = self._occurrences(flat)
-        excess = removed > self._ref_counts
-        done = (removed > 0) & (removed == self._ref_counts)
-        any_foreign, any_excess, num_done = torch.stack([foreign.sum(), excess.sum(), done.sum()]).tolist()
-        if any_foreign:
-            self._raise_for("release", "is not a row of this cache", rows, foreign)
-        if any_excess:
-            self._raise_for("release", "has fewer references than are released", rows, excess[flat])
-        self._ref_counts -= removed
+        raise_for("release", "is not a row of this cache", flat, self._foreign(numbers))
+        distinct, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+        raise_for("release", "has fewer references than are released", flat, (counts > self._refs[distinct])[place])
+        self._refs[distinct] -= counts.astype(np.int32)
+        done = self._refs[distinct] == 0
         if keep_cached:
-            number = torch.arange(1, flat.numel() + 1, device=flat.device) + self._num_releases
-            released_at = torch.zeros_like(self._cached_at).scatter_reduce_(0, flat, number, "amax")
-            self._cached_at = torch.where(done, released_at, self._cached_at)
-            self._num_releases += flat.numel()
-            self._num_cached += num_done
+            last = np.zeros(distinct.size, np.int64)
+            np.maximum.at(last, place, np.arange(1, numbers.size + 1) + self._num_releases)
+            self._released_at[distinct[done]] = last[done]
+            self._num_releases += numbers.size
+            self._num_cached += int(done.sum())
         else:
-            self._num_free += num_done
-            if num_done:
-                self._cursor = None
+            self._freed(distinct[done])
 
     def evict(self, num_rows: int) -> int:
         """Frees cached rows, the oldest release first; a referenced row is never taken.
@@ -324,21 +325,23 @@ class KVCacheManager:
         Raises:
             ValueError: num_rows is negative.
         """
-        _check_count("evict", "num_rows", num_rows)
+        check_count("evict", "num_rows", num_rows)
         count = min(num_rows, self._num_cached)
         if count == 0:
             return 0
-        age = self._cached_at.masked_fill(self._cached_at == 0, _NEVER)
-        self._cached_at[age.topk(count, largest=False).indices] = 0
+        cached = np.flatnonzero(self._released_at)
+        oldest = np.sort(cached[np.argsort(self._released_at[cached])[:count]])
+        self._released_at[oldest] = 0
         self._num_cached -= count
-        self._num_free += count
-        self._cursor = None
+        self._freed(oldest)
         return count
 
     def free_all(self) -> None:
         """Frees every row, referenced or cached, and restores the bump cursor."""
-        self._ref_counts.zero_()
-        self._cached_at.zero_()
+        self._refs[:] = 0
+        self._released_at[:] = 0
+        self._staged.drain()
+        self._runs = None
         self._num_free = self._num_rows
         self._num_cached = 0
         self._cursor = 0
@@ -347,42 +350,43 @@ class KVCacheManager:
     def _bump(self, first: int, count: int) -> torch.Tensor:
         self._cursor = first + count
         self._num_free -= count
-        self._ref_counts[first : first + count] = 1
+        self._refs[first : first + count] = 1
         self._last_alloc_path = "bump"
-        return self._all_rows[first : first + count]
+        return self._all_rows.narrow(0, first, count)
 
-    def _take(self, rows: torch.Tensor) -> None:
-        self._ref_counts[rows.long()] = 1
-        self._num_free -= rows.numel()
+    def _freed(self, rows: Rows) -> None:
+        """Rows, ascending, that have become free."""
+        if rows.size == 0:
+            return
+        self._num_free += rows.size
+        if self._runs is None:
+            self._forget_runs()
+            self._searchable()
+        else:
+            self._staged.note_freed(rows)
+            self._runs.add(rows)
 
-    @staticmethod
-    def _first_run(free: torch.Tensor, length: int) -> int | None:
-        """Where the first run of `length` free rows starts; waits for the device."""
-        up_to = torch.nn.functional.pad(free.cumsum(0), (1, 0))
-        starts = (up_to[length:] - up_to[:-length] == length).nonzero()
-        return int(starts[0].item()) if starts.numel() else None
+    def _searchable(self) -> FreeRuns:
+        """The free runs; from here on the cursor does not hold."""
+        if self._runs is None:
+            self._cursor = None
+            self._runs = FreeRuns((self._refs == 0) & (self._released_at == 0))
+        return self._runs
 
-    def _checked(self, call: str, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` flat and int64."""
-        if not isinstance(rows, torch.Tensor) or rows.dtype not in (torch.int32, torch.int64):
-            got = str(rows.dtype) if isinstance(rows, torch.Tensor) else type(rows).__name__
-            raise DTypeError(f"{call} expected rows as an int32 or int64 tensor, got {got}; pass what was allocated.")
-        if rows.device != self.device:
-            raise ShapeError(f"{call} expected rows on {self.device}, got {rows.device}; move them there.")
-        return rows.reshape(-1).long()
+    def _forget_runs(self) -> None:
+        self._cursor = None
+        self._runs = None
+        self._staged.drain()
 
-    def _is_foreign(self, flat: torch.Tensor) -> torch.Tensor:
-        return (flat < 0) | (flat >= self._num_rows)
+    def _unstage(self, runs: FreeRuns) -> None:
+        rows = self._staged.drain()
+        if rows.size:
+            runs.add(rows)
 
-    def _occurrences(self, flat: torch.Tensor) -> torch.Tensor:
-        """How often each row is named; a foreign one counts as its nearest neighbour, for the caller to refuse."""
-        ones = torch.ones_like(flat, dtype=torch.int32)
-        return torch.zeros_like(self._ref_counts).index_add_(0, flat.clamp(0, self._num_rows - 1), ones)
+    def _numbers(self, call: str, rows: torch.Tensor) -> tuple[torch.Tensor, Rows]:
+        """`rows` flat on the host, as a tensor and as numbers; waits for the device."""
+        flat = flat_rows(call, rows, self.device).cpu()
+        return flat, flat.numpy()
 
-    @staticmethod
-    def _raise_for(call: str, what: str, rows: torch.Tensor, wrong: torch.Tensor) -> None:
-        """Raises where an element of `wrong` is set, and names the first of its rows."""
-        named = rows.reshape(-1)[wrong]
-        if named.numel():
-            more = f" (and {named.numel() - 1} more)" if named.numel() > 1 else ""
-            raise ShapeError(f"{call} expected rows that were allocated here, but row {int(named[0])}{more} {what}; nothing was changed.")
+    def _foreign(self, numbers: Rows) -> npt.NDArray[np.bool_]:
+        return (numbers < 0) | (numbers >= self._num_rows)

@@ -19,8 +19,13 @@ TOP_LEVEL = {"asv_bench", "baselines", "ci", "rapid_llm", "tests", "asv.conf.jso
 
 MAY_IMPORT = {
     "rapid_llm.modules": {"rapid_llm.modules", "rapid_llm.kv_cache", "rapid_llm.kernels.ops", "rapid_llm.errors"},
-    "rapid_llm.kv_cache": {"rapid_llm.errors"},
-    "rapid_llm.kernels.ops": {"rapid_llm.kernels.backends", "rapid_llm.kernels.ops", "rapid_llm.errors"},
+    "rapid_llm.device_state_cache": {"rapid_llm.kv_cache", "rapid_llm.row_checks"},
+    "rapid_llm.kv_cache": {"rapid_llm.free_runs", "rapid_llm.row_checks", "rapid_llm.staged_rows", "rapid_llm.errors"},
+    "rapid_llm.staged_rows": {"rapid_llm.free_runs", "rapid_llm.errors"},
+    "rapid_llm.row_checks": {"rapid_llm.errors"},
+    "rapid_llm.free_runs": set(),
+    "rapid_llm.kernels.ops": {"rapid_llm.kernels.backends", "rapid_llm.kernels.autotune", "rapid_llm.kernels.ops", "rapid_llm.errors"},
+    "rapid_llm.kernels.autotune": {"rapid_llm.kernels.autotune", "rapid_llm.errors"},
     "rapid_llm.kernels.backends": {"rapid_llm.kernels", "rapid_llm.kernels.backends", "rapid_llm.kernels.ops.spec", "rapid_llm.errors"},
     "rapid_llm.kernels": {"rapid_llm.kernels", "rapid_llm.errors"},
     "rapid_llm": {"rapid_llm"},

@@ -1,14 +1,17 @@
-"""The row allocator: three paths, references, eviction, failure without a trace (R61, R63–R66)."""
+"""The row allocators, state on the host and on the device: three paths, references, eviction, failure without a trace (R61, R63–R66)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from asv_bench.verify import check_allocation
+from rapid_llm import staged_rows
+from rapid_llm.device_state_cache import DeviceStateKVCacheManager
 from rapid_llm.errors import DTypeError, RapidLLMError, ShapeError
 from rapid_llm.kernels.ops import layout_tags
 from rapid_llm.kv_cache import KVCacheManager
@@ -16,12 +19,24 @@ from rapid_llm.kv_cache import KVCacheManager
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+KINDS = (KVCacheManager, DeviceStateKVCacheManager)
+made: dict[str, type[KVCacheManager]] = {"kind": KVCacheManager}
+
+
+@pytest.fixture(autouse=True, params=KINDS, ids=lambda kind: kind.__name__)
+def kind(request: pytest.FixtureRequest) -> Iterator[type[KVCacheManager]]:
+    """Both allocators in turn; `manager` makes the one whose turn it is."""
+    made["kind"] = request.param
+    yield request.param
+    made["kind"] = KVCacheManager
+
+
 def manager(num_rows: int = 16, block_size: int = 4, **changes: Any) -> KVCacheManager:
     arguments = {
         "num_layers": 1, "num_kv_heads": 2, "head_dim": 8, "dtype": torch.float16, "device": DEVICE,
         "block_size": block_size, "allocate_kv": False,
     }  # fmt: skip
-    return KVCacheManager(num_rows, **{**arguments, **changes})
+    return made["kind"](num_rows, **{**arguments, **changes})
 
 
 def alloc(cache: KVCacheManager, count: int) -> torch.Tensor:
@@ -363,9 +378,11 @@ class AllocatorMachine(RuleBasedStateMachine):
     """Random calls against a model of plain Python sets and lists."""
 
     NUM_ROWS, BLOCK = 24, 4
+    KIND: type[KVCacheManager]
 
     def __init__(self) -> None:
         super().__init__()
+        made["kind"] = self.KIND
         self.cache = manager(self.NUM_ROWS, self.BLOCK)
         self.refs: dict[int, int] = {}
         self.cached: list[int] = []
@@ -390,6 +407,9 @@ class AllocatorMachine(RuleBasedStateMachine):
             return
         assert rows is not None
         del self.cached[:lacking]
+        if count and self.cache.last_alloc_path == "fragmented":
+            free = self.free
+            assert not any(set(range(first, first + count)) <= free for first in range(self.NUM_ROWS)), "a run was long enough"
         assert set(rows.tolist()) <= self.free
         self.took(rows.tolist())
         if self.cache.last_alloc_path == "run_search" and count:
@@ -458,13 +478,39 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.cache.num_cached_rows == len(self.cached)
 
 
-AllocatorMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestAgainstAModelOfSets = AllocatorMachine.TestCase
+class OnHost(AllocatorMachine):
+    KIND = KVCacheManager
+
+
+class OnDevice(AllocatorMachine):
+    KIND = DeviceStateKVCacheManager
+
+
+class FewStaged(AllocatorMachine):
+    """Scattered rows are set aside a few at a time, so that they run out, and are freed beside, all the time."""
+
+    KIND = KVCacheManager
+
+    def __init__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(staged_rows, "_LEAST", 3)
+        self.patch.setattr(staged_rows, "_STAGE_FACTOR", 2)
+        super().__init__()
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
+@pytest.mark.parametrize("machine", [OnHost, OnDevice, FewStaged])
+def test_against_a_model_of_sets(machine: type[AllocatorMachine], kind: type[KVCacheManager]) -> None:
+    if kind is KVCacheManager:  # each machine names its own
+        steps = settings(max_examples=60 if machine is FewStaged else 25, stateful_step_count=25, deadline=None)
+        run_state_machine_as_test(machine, settings=steps)
 
 
 @pytest.mark.parametrize("count", [1.5, True, "2", None, torch.tensor(2), -1])
 def test_what_is_no_count_is_refused_and_changes_nothing(count: object) -> None:
-    cache = KVCacheManager(16, num_layers=1, num_kv_heads=1, head_dim=8, dtype=torch.float16, device="cpu", allocate_kv=False)
+    cache = manager()
     cache.alloc_kvcache_index(4)
     for call in (cache.alloc_kvcache_index, cache.alloc_blocks, cache.evict):
         with pytest.raises(ShapeError, match=r"of 0 or more, got .*; pass a plain int"):
@@ -474,3 +520,97 @@ def test_what_is_no_count_is_refused_and_changes_nothing(count: object) -> None:
     rows = cache.alloc_kvcache_index(2)
     assert rows is not None
     assert rows.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scattered_rows_of_a_larger_pool_are_handed_out_once_each(seed: int) -> None:
+    """Random holes in 5,000 rows, random sizes: each call is checked, until nothing is left."""
+    cache = manager(5000)
+    alloc(cache, 5000)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(5000, generator=generator).int().to(DEVICE)
+    cache.release(order[:2500])
+    sizes = torch.randint(1, 120, (400,), generator=generator).tolist()
+    paths = set()
+    for turn, size in enumerate(sizes):
+        if size > cache.num_free_rows:
+            assert cache.alloc_kvcache_index(size) is None
+            break
+        alloc(cache, size)
+        paths.add(cache.last_alloc_path)
+        if turn % 3 == 0:
+            cache.release(order[2500 + turn * 20 : 2500 + (turn + 1) * 20])
+    assert paths == {"run_search", "fragmented"}
+
+
+def test_a_run_that_grows_beside_rows_set_aside_is_found() -> None:
+    """Every other row free, some of them set aside for scattered calls; one freed between two of these makes a run of three."""
+    cache = manager(4096)
+    rows = alloc(cache, 4096)
+    cache.release(rows[::2])
+    alloc(cache, 64)
+    assert cache.last_alloc_path == "fragmented"
+    cache.release(rows_of(201))
+    assert alloc(cache, 3).tolist() == [200, 201, 202]
+    assert cache.last_alloc_path == "run_search"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("state", ["bump", "run_search", "fragmented"])
+def test_no_allocation_waits_for_the_device(state: str, kind: type[KVCacheManager]) -> None:
+    """Torch's sync debug mode refuses each wait; the manager with its state on the device waits outside of bump."""
+    cache = manager(1 << 14)
+    if state != "bump":
+        rows = cache.alloc_kvcache_index(1 << 14)
+        assert rows is not None
+        cache.release(rows[100:400] if state == "run_search" else rows[::2])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        if kind is DeviceStateKVCacheManager and state != "bump":
+            with pytest.raises(RuntimeError, match="synchroniz"):
+                cache.alloc_kvcache_index(64)
+            return
+        first, second = cache.alloc_kvcache_index(64), cache.alloc_kvcache_index(64)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert cache.last_alloc_path == state
+    assert first is not None
+    assert second is not None
+    assert len(set(first.tolist()) | set(second.tolist())) == 128
+
+
+@pytest.mark.gpu
+def test_scattered_rows_on_another_stream_are_those_that_were_uploaded() -> None:
+    cache = manager(1 << 14)
+    rows = cache.alloc_kvcache_index(1 << 14)
+    assert rows is not None
+    cache.release(rows[::2])
+    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    first = cache.alloc_kvcache_index(64)
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        second = cache.alloc_kvcache_index(64)
+        assert second is not None
+        doubled = second * 2
+    torch.cuda.synchronize()
+    assert first is not None
+    assert (first // 2).tolist() == list(range(64))
+    assert doubled.tolist() == [4 * i for i in range(64, 128)]
+
+
+@pytest.mark.gpu
+def test_an_upload_is_refused_while_a_graph_is_captured(kind: type[KVCacheManager]) -> None:
+    if kind is DeviceStateKVCacheManager:
+        pytest.skip("it waits for the device, which a capture refuses by itself")
+    cache = manager(1 << 14)
+    rows = cache.alloc_kvcache_index(1 << 14)
+    assert rows is not None
+    cache.release(rows[::2])
+    graph = torch.cuda.CUDAGraph()
+    out = torch.zeros(1, device=DEVICE)
+    with torch.cuda.graph(graph):
+        out.add_(1)
+        with pytest.raises(RapidLLMError, match="outside of a CUDA graph's capture"):
+            cache.alloc_kvcache_index(64)
+    assert cache.num_free_rows == 1 << 13

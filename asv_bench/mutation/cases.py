@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from asv_bench.mutation.fault import ALLOCATOR, DECODE, DECODE_E4M3, DECODE_WRITE, PREFILL
+from asv_bench.mutation.fault import ALLOCATOR, DECODE, DECODE_E4M3, DECODE_WRITE, DEVICE_ALLOCATOR, PREFILL
 from asv_bench.suite import Case, Suite, SuiteRow, case_with, rows_of
 
 _DECODE_MODULE, _WRITE_MODULE = "asv_bench.bench_paged_decode", "asv_bench.bench_kv_write"
@@ -57,6 +57,7 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
         PREFILL: _rows(write.KVWritePrefill, prefills, write),
         DECODE_WRITE: _rows(write.KVWriteDecode, writes, write),
         ALLOCATOR: _rows(write.Allocator, states, write),
+        DEVICE_ALLOCATOR: _rows(write.DeviceStateAllocator, states, write),
     }
 
 

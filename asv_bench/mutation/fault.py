@@ -11,7 +11,8 @@ DECODE_E4M3 = "PagedDecode e4m3"
 PREFILL = "KVWritePrefill"
 DECODE_WRITE = "KVWriteDecode"
 ALLOCATOR = "Allocator"
-SUITES = (DECODE, DECODE_E4M3, PREFILL, DECODE_WRITE, ALLOCATOR)
+DEVICE_ALLOCATOR = "DeviceStateAllocator"
+SUITES = (DECODE, DECODE_E4M3, PREFILL, DECODE_WRITE, ALLOCATOR, DEVICE_ALLOCATOR)
 """Columns of the matrix. Controls run no code of this project that a fault could be planted in."""
 
 EVERYWHERE = ("cpu", "cuda")

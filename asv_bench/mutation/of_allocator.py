@@ -1,10 +1,12 @@
-"""Faults of the allocator, and of the reset between its timed calls."""
+"""Faults of the allocators, and of the reset between their timed calls."""
 
 from __future__ import annotations
 
-from asv_bench.mutation.fault import ALLOCATOR, EVERYWHERE, GPU_ONLY, Edit, Fault
+from asv_bench.mutation.fault import ALLOCATOR, DEVICE_ALLOCATOR, EVERYWHERE, GPU_ONLY, Edit, Fault
 
 _CACHE = "rapid_llm/kv_cache.py"
+_DEVICE_CACHE = "rapid_llm/device_state_cache.py"
+_STAGED = "rapid_llm/staged_rows.py"
 _SUITE = "asv_bench/bench_kv_write.py"
 _ALL = ("bump", "run_search", "fragmented")
 _SEARCHED = ("run_search", "fragmented")
@@ -18,11 +20,13 @@ def _returned(
     *,
     status: tuple[str, ...] = ("unverified",),
     devices: tuple[str, ...] = EVERYWHERE,
+    manager: str = "KVCacheManager",
+    states: tuple[str, ...] = _ALL,
 ) -> Fault:
     """A fault in what a call for 64 rows, the measured one, returns."""
     body = lines.replace("\n", "\n    ")
     text = f"""
-_right = KVCacheManager.alloc_kvcache_index
+_right = {manager}.alloc_kvcache_index
 _calls = 0
 
 
@@ -35,24 +39,64 @@ def _wrong(self, num_tokens):
 
 
 _wrong.__qualname__ = _right.__qualname__
-KVCacheManager.alloc_kvcache_index = _wrong
+{manager}.alloc_kvcache_index = _wrong
 """
-    edit = Edit(_CACHE, "", text)
-    return Fault(name, what, {ALLOCATOR: _ALL}, (edit,), status=status, reason=reason, devices=devices)
+    on_host = manager == "KVCacheManager"
+    edit = Edit(_CACHE if on_host else _DEVICE_CACHE, "", text)
+    return Fault(name, what, {ALLOCATOR if on_host else DEVICE_ALLOCATOR: states}, (edit,), status=status, reason=reason, devices=devices)
 
 
 def _reset(name: str, what: str, *edits: tuple[str, str], states: tuple[str, ...], reason: str = "the reset leaves") -> Fault:
-    return Fault(name, what, {ALLOCATOR: states}, tuple(Edit(_SUITE, old, new) for old, new in edits), reason=reason)
+    return Fault(
+        name, what, {ALLOCATOR: states, DEVICE_ALLOCATOR: states[-1:]}, tuple(Edit(_SUITE, old, new) for old, new in edits), reason=reason
+    )
 
 
+_OCCUPIED = "used = (self.ref_counts() > 0).nonzero().view(-1)[:64].int()\n_right(self, num_tokens)\nreturn used"
+_NOT_TAKEN = "rows = _right(self, num_tokens)\nself.release(rows)\nreturn rows"
+_MORE_TAKEN = "rows = _right(self, num_tokens)\n_right(self, 1)\nreturn rows"
 _DUPLICATE = "rows = _right(self, num_tokens).clone()\nrows[1] = rows[0]\nreturn rows"
+
+
+def _device_faults() -> tuple[Fault, ...]:
+    """The same kinds in the manager whose state is on the device, a state each."""
+    kinds = (
+        ("duplicate-row", _DUPLICATE, "handed out twice", "bump"),
+        ("occupied-row", _OCCUPIED, "were in use already", "run_search"),
+        ("foreign-row", "return _right(self, num_tokens) + self._num_rows", "outside the pool", "fragmented"),
+        ("too-few-rows", "return _right(self, num_tokens)[:-1]", "asked for 64 rows, got 63", "bump"),
+        ("no-rows", "return None", "got none", "run_search"),
+        ("rows-not-taken", _NOT_TAKEN, "that should not be", "fragmented"),
+        ("more-taken-than-returned", _MORE_TAKEN, "that should not be", "run_search"),
+        ("rows-in-64-bit", "return _right(self, num_tokens).long()", "got int64", "fragmented"),
+    )
+    what = "As of the other allocator, in the one whose state is on the device."
+    returned = [
+        _returned(f"device-{name}", what, lines, reason, manager="DeviceStateKVCacheManager", states=(state,))
+        for name, lines, reason, state in kinds
+    ]
+    first_run = Fault(
+        "device-first-run-too-early",
+        what,
+        {DEVICE_ALLOCATOR: ("run_search",)},
+        (
+            Edit(
+                _DEVICE_CACHE,
+                "return int(starts[0].item()) if starts.numel()",
+                "return int(starts[0].item()) - (length == 64) if starts.numel()",
+            ),
+        ),
+        reason="1 rows were in use already",
+    )
+    return (*returned, first_run)
+
 
 FAULTS = (
     _returned("duplicate-row", "A row is handed out twice in one call.", _DUPLICATE, "handed out twice"),
     _returned(
         "occupied-row",
         "The rows are some that others hold.",
-        "used = (self._ref_counts > 0).nonzero().view(-1)[:64].int()\n_right(self, num_tokens)\nreturn used",
+        _OCCUPIED,
         "were in use already",
     ),
     _returned("foreign-row", "The rows lie behind the pool.", "return _right(self, num_tokens) + self._num_rows", "outside the pool"),
@@ -64,13 +108,13 @@ FAULTS = (
     _returned(
         "rows-not-taken",
         "The rows stay free, and the next call returns them again.",
-        "rows = _right(self, num_tokens)\nself._ref_counts[rows.long()] = 0\nreturn rows",
+        _NOT_TAKEN,
         "that should not be",
     ),
     _returned(
         "more-taken-than-returned",
         "A row is taken that nobody gets.",
-        "rows = _right(self, num_tokens)\nfree = (self._ref_counts == 0).nonzero().view(-1)\nself._ref_counts[free[:1]] = 1\nreturn rows",
+        _MORE_TAKEN,
         "that should not be",
     ),
     _returned("rows-in-64-bit", "The rows are int64, which no kernel takes.", "return _right(self, num_tokens).long()", "got int64"),
@@ -105,18 +149,14 @@ FAULTS = (
         "first-run-too-early",
         "The search takes a run that starts a row before the free one.",
         {ALLOCATOR: ("run_search",)},
-        (
-            Edit(
-                _CACHE, "return int(starts[0].item()) if starts.numel()", "return int(starts[0].item()) - (length == 64) if starts.numel()"
-            ),
-        ),
+        (Edit(_CACHE, "self._all_rows.narrow(0, start, num_tokens)", "self._all_rows.narrow(0, start - (num_tokens == 64), num_tokens)"),),
         reason="1 rows were in use already",
     ),
     _reset(
         "reset-is-free-all",
         "The reset is free_all alone: the timed calls meet an empty pool.",
         ("manager.release(taken.pop())", "manager.free_all()"),
-        ('if state == "bump" or not taken:\n                reach()', "if False:\n                reach()"),
+        ('if state == "bump" or not taken:\n            reach()', "if False:\n            reach()"),
         states=_ALL,
     ),
     _reset(
@@ -129,7 +169,7 @@ FAULTS = (
         "no-reset",
         "The reset does nothing.",
         ("manager.release(taken.pop())", "taken.pop()"),
-        ('if state == "bump" or not taken:\n                reach()', 'if state == "bump" or not taken:\n                taken.clear()'),
+        ('if state == "bump" or not taken:\n            reach()', 'if state == "bump" or not taken:\n            taken.clear()'),
         states=_ALL,
     ),
     _reset(
@@ -147,4 +187,26 @@ FAULTS = (
         status=("failed",),
         reason="WrongKernelError.*named after KVCacheManager.alloc_blocks and its calls run KVCacheManager.alloc_kvcache_index",
     ),
+    Fault(
+        "scattered-rows-shifted",
+        "What is uploaded of the scattered rows is a row beside each.",
+        {ALLOCATOR: ("fragmented",)},
+        (Edit(_STAGED, "numbers.astype(np.int32)", "(numbers.astype(np.int32) + 1)"),),
+        reason="rows were in use already",
+    ),
+    Fault(
+        "scattered-rows-not-taken",
+        "Scattered rows that are handed out stay free.",
+        {ALLOCATOR: ("fragmented",)},
+        (Edit(_CACHE, "= self._staged.take(num_tokens)\n            self._refs[numbers] = 1", "= self._staged.take(num_tokens)"),),
+        reason="that should not be",
+    ),
+    Fault(
+        "run-not-cut",
+        "A run is handed out and stays the free run that it was, so that the next call gets it again.",
+        {ALLOCATOR: ("run_search",)},
+        (Edit(_CACHE, "            self._refs[start : start + num_tokens] = 1\n            rows", "            rows"),),
+        reason="that should not be",
+    ),
+    *_device_faults(),
 )

@@ -57,7 +57,9 @@ FAULTS = (
         "k_rows_ptr + slot[:, None] * k_row_stride + (",
         "v_rows_ptr + slot[:, None] * k_row_stride + (",
     ),
-    _kernel("v-unwritten", "Only K is written.", "triton.cdiv(num_elements, block), 2)", "triton.cdiv(num_elements, block), 1)"),
+    _kernel(
+        "v-unwritten", "Only K is written.", "triton.cdiv(num_elements, config.block), 2)", "triton.cdiv(num_elements, config.block), 1)"
+    ),
     _kernel("v-is-k", "K is written to both halves.", "v_ptr + token[:, None] * v_token_stride", "k_ptr + token[:, None] * v_token_stride"),
     _kernel(
         "swapped-row-and-head-strides",

@@ -18,11 +18,15 @@ spec: LazyModule = LazyModule("rapid_llm.kernels.ops.spec")
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARY = (
+    "rapid_llm.kernels.configs",
     "rapid_llm.kernels.e4m3",
     "rapid_llm.kernels.kv_quant",
     "rapid_llm.kernels.kv_write",
     "rapid_llm.kernels.paged_decode",
+    "rapid_llm.free_runs",
+    "rapid_llm.staged_rows",
     "rapid_llm.kv_cache",
+    "rapid_llm.device_state_cache",
 )
 """Modules that can be edited, each after what it imports."""
 
@@ -40,7 +44,7 @@ _SMALL = (
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128",
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64",
     ),
-    Edit("rapid_llm/kernels/kv_write.py", "_FEW_TOKENS = 4096", "_FEW_TOKENS = 16"),
+    Edit("rapid_llm/kernels/configs.py", "_FEW_TOKENS = 4096", "_FEW_TOKENS = 16"),
 )
 
 

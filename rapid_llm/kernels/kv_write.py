@@ -5,13 +5,11 @@ import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.configs import WriteConfig, choose_write_config
 from rapid_llm.kernels.e4m3 import narrow_to_e4m3
 from rapid_llm.kernels.launch import has_e4m3_convert
 
 __all__ = ["kv_write"]
-
-_MAX_ELEMENTS_PER_PROGRAM = 4096
-_FEW_TOKENS = 4096
 
 
 @triton.jit
@@ -91,14 +89,18 @@ def kv_write(
     *,
     k_scale: float,
     v_scale: float,
+    config: WriteConfig | None = None,
 ) -> None:
-    """Launches `kv_write_kernel`; see `rapid_llm.kernels.ops.kv.kv_write`, which validates."""
+    """Launches `kv_write_kernel`; see `rapid_llm.kernels.ops.kv.kv_write`, which validates.
+
+    Args:
+        k, v, slot_mapping, k_rows, v_rows, k_scale, v_scale: As there, none None.
+        config: Tuned tile sizes; None means `choose_write_config`.
+    """
     num_tokens, num_kv_heads, head_dim = k.shape
     num_elements = num_kv_heads * head_dim
-    block = min(triton.next_power_of_2(num_elements), _MAX_ELEMENTS_PER_PROGRAM)
-    # Few tokens need many programs to fill the device; many tokens amortise a program over several.
-    tokens = 1 if num_tokens <= _FEW_TOKENS else max(1, min(4, _MAX_ELEMENTS_PER_PROGRAM // block))
-    grid = (triton.cdiv(num_tokens, tokens), triton.cdiv(num_elements, block), 2)
+    config = config or choose_write_config(num_tokens, num_elements)
+    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2)
     kv_write_kernel[grid](
         k,
         v,
@@ -120,8 +122,9 @@ def kv_write(
         v_rows.stride(1),
         NUM_ELEMENTS=num_elements,
         HEAD_DIM=head_dim,
-        TOKENS=tokens,
-        BLOCK=block,
+        TOKENS=config.tokens,
+        BLOCK=config.block,
         E4M3=k_rows.dtype == torch.uint8,
         CONVERT=has_e4m3_convert(k.device),
+        num_warps=config.num_warps,
     )

@@ -10,23 +10,19 @@ Source:
     Gimelshein 2018, arXiv:1805.02867.
 """
 
-import dataclasses
 import math
 
 import torch
 import triton
 import triton.language as tl
 
+from rapid_llm.kernels.configs import DecodeConfig, choose_config, choose_num_splits
 from rapid_llm.kernels.e4m3 import PORTABLE_GAIN, widen_e4m3_pair
 from rapid_llm.kernels.launch import has_e4m3_convert, interpreted, num_multiprocessors
 
 __all__ = ["DecodeConfig", "choose_config", "choose_num_splits", "paged_decode"]
 
 _LOG2_E = math.log2(math.e)
-_MAX_GROUP_BLOCK = 64
-_MIN_DOT = 16
-_MAX_SPLITS = 128
-_MIN_TILES_PER_SPLIT = 2
 _COMBINE_SPLITS = 8
 
 
@@ -231,59 +227,6 @@ def combine_kernel(
     tl.store(out_pointers, result.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodeConfig:
-    """Tile sizes of `paged_decode_kernel`.
-
-    Attributes:
-        block_m: Query heads a program.
-        block_n: Tokens a tile.
-        block_d: Columns a load: head_dim, or for an e4m3 cache its half, rounded up to a power of two.
-        num_warps, num_stages: As Triton means them.
-    """
-
-    block_m: int
-    block_n: int
-    block_d: int
-    num_warps: int
-    num_stages: int
-
-
-def choose_config(group: int, head_dim: int, *, e4m3: bool) -> DecodeConfig:
-    """Tiles that fit the shared memory of every supported device (99 KiB a program at compute capability 8.6).
-
-    Args:
-        group: Query heads a K/V head.
-        head_dim: Columns of a head.
-        e4m3: Whether the cache holds e4m3 bytes.
-    """
-    columns = head_dim // 2 if e4m3 else head_dim
-    wide = columns > 128
-    return DecodeConfig(
-        block_m=max(_MIN_DOT, min(triton.next_power_of_2(group), _MAX_GROUP_BLOCK)),
-        block_n=32 if wide else 64,
-        block_d=max(_MIN_DOT, triton.next_power_of_2(columns)),
-        num_warps=4,
-        num_stages=2 if wide else 3,
-    )
-
-
-def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n: int) -> int:
-    """Splits a sequence that fill about one wave of resident programs, two tiles each at least.
-
-    It sees host integers only: the same call always makes the same grid, whatever the lengths on the device are.
-
-    Args:
-        programs: Programs of one split.
-        max_seq_len: Width of the row table, in tokens.
-        num_sms: Multiprocessors of the device.
-        block_n: Tokens a tile.
-    """
-    tiles = -(-max_seq_len // block_n)
-    wanted = 2 * num_sms // max(1, programs)
-    return max(1, min(wanted, _MAX_SPLITS, -(-tiles // _MIN_TILES_PER_SPLIT)))
-
-
 def paged_decode(
     q: torch.Tensor,
     k_rows: torch.Tensor,
@@ -296,6 +239,7 @@ def paged_decode(
     v_scale: float,
     softmax_scale: float,
     num_splits: int | None = None,
+    config: DecodeConfig | None = None,
 ) -> None:
     """Launches the kernels; see `rapid_llm.kernels.ops.attention.paged_decode_attention`, which validates.
 
@@ -303,7 +247,8 @@ def paged_decode(
         q, k_rows, v_rows, row_table, seq_lens, out: As there; batch at least 1. The bytes of an e4m3 cache are 16-bit
             aligned.
         k_scale, v_scale, softmax_scale: As there, none None.
-        num_splits: Splits a sequence; None leaves it to `choose_num_splits`.
+        num_splits: Splits a sequence; None leaves it to the config, and that to `choose_num_splits`.
+        config: Tuned tile sizes; None means `choose_config`.
     """
     batch, num_q_heads, head_dim = q.shape
     num_kv_heads = k_rows.shape[1]
@@ -313,7 +258,8 @@ def paged_decode(
     gain = PORTABLE_GAIN if e4m3 and not convert else 1.0
     if e4m3:
         k_rows, v_rows = k_rows.view(torch.int16), v_rows.view(torch.int16)
-    config = choose_config(group, head_dim, e4m3=e4m3)
+    config = config or choose_config(group, head_dim, e4m3=e4m3)
+    num_splits = num_splits or config.num_splits
     heads = num_kv_heads * triton.cdiv(group, config.block_m)
     if num_splits is None:
         num_splits = choose_num_splits(heads * batch, row_table.shape[1], num_multiprocessors(q.device), block_n=config.block_n)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gate.conftest import Project
 
-SELECT = r"KVWritePrefill.*T=512 float16|Allocator.*bump"
+SELECT = r"KVWritePrefill.*T=512 float16|\.Allocator.*bump"
 """A row that the plant slows down, and one that it leaves alone."""
 
 SLOWED = "bench_kv_write.KVWritePrefill.track_bandwidth"

@@ -16,7 +16,7 @@ from tests.gate.conftest import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SELECT = "Allocator.*bump"
+SELECT = r"\.Allocator.*bump"
 
 
 def _finished_rounds(project: Project) -> list[int]:

@@ -79,7 +79,7 @@ def test_int64_slots_do_not_wrap(backend: str, device: str) -> None:
 
 def test_many_tokens_take_the_wider_program(backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above a number of tokens a program writes several; the last one is not full."""
-    monkeypatch.setattr("rapid_llm.kernels.kv_write._FEW_TOKENS", 16)
+    monkeypatch.setattr("rapid_llm.kernels.configs._FEW_TOKENS", 16)
     pool = Pool(40, 1, 16, E4M3, device)
     k, v = _tokens(27, 1, 16, FP16, device)
     slots = torch.randperm(40)[:27].int().to(device)

@@ -33,6 +33,7 @@ SPECS = (
             ShapeLimit("batch", maximum=_MAX_GRID_YZ),
         ),
         preferences=(_ON_CUDA, _COMBINED_ON_CUDA),
+        config="rapid_llm.kernels.configs:DecodeConfig",
         probe=_PROBE,
     ),
     KernelSpec(
@@ -46,6 +47,7 @@ SPECS = (
         kv_dtypes=_POOL_DTYPES,
         layout=LayoutRequirement(required=("kv:paged",)),
         preferences=(_ON_CUDA, _COMBINED_ON_CUDA),
+        config="rapid_llm.kernels.configs:WriteConfig",
         probe=_PROBE,
     ),
     KernelSpec(

@@ -75,7 +75,8 @@ def paged_decode_attention(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     else:
         checks.check_out(DECODE_OP, out, q.shape, q.dtype, q.device)
-    run = dispatch(request, backend=backend).spec.load()
+    selection = dispatch(request, backend=backend)
+    run = selection.spec.load()
     if q.shape[0] > 0:
         run(
             q,
@@ -87,6 +88,7 @@ def paged_decode_attention(
             k_scale=k_factor,
             v_scale=v_factor,
             softmax_scale=float(softmax_scale),
+            **selection.options,
         )
     return out
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import numbers
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rapid_llm.errors import BackendError, NoKernelError, PerfProviderError
-from rapid_llm.kernels.ops import registry
-from rapid_llm.kernels.ops.spec import KernelSpec, Request
+from rapid_llm.kernels.autotune.config_store import CONFIG_DIR_VARIABLE
+from rapid_llm.kernels.ops import registry, tuned
+from rapid_llm.kernels.ops.spec import KernelSpec, Measurement, Request
 
 __all__ = [
     "FORCE_BACKEND_VARIABLE",
@@ -22,13 +25,13 @@ __all__ = [
     "set_perf_provider",
 ]
 
-PerfProvider = Callable[[KernelSpec, Request], "float | None"]
-"""Gives the measured time of a spec for a request in milliseconds, None where it was not measured."""
+PerfProvider = Callable[[KernelSpec, Request], "float | Measurement | None"]
+"""Gives the measured time of a spec for a request in milliseconds, bare or with its source, None where it was not measured."""
 
 FORCE_BACKEND_VARIABLE = "RAPID_LLM_FORCE_BACKEND"
 
-# Both change what is available or chosen without changing the request, so they belong to a decision's key.
-_DECIDING_VARIABLES = (FORCE_BACKEND_VARIABLE, "TRITON_INTERPRET")
+# These change what is available or chosen without changing the request, so they belong to a decision's key.
+_DECIDING_VARIABLES = (FORCE_BACKEND_VARIABLE, "TRITON_INTERPRET", CONFIG_DIR_VARIABLE)
 _MAX_CACHED_DECISIONS = 4096
 
 
@@ -41,12 +44,14 @@ class Candidate:
         perf_ms: Measured time that counts for the ranking; inf where there is none.
         preference_score: How many of its preferences hold.
         note: Says what `perf_ms` is, or why a measurement does not count.
+        measurement: Where the time comes from; None where nothing says so.
     """
 
     spec: KernelSpec
     perf_ms: float
     preference_score: int
     note: str
+    measurement: Measurement | None = None
 
     @property
     def rank_key(self) -> tuple[float, int, int, str]:
@@ -71,12 +76,21 @@ class Selection:
         ranking: Specs that can serve it, the chosen one first.
         rejected: The others, by name.
         forced: What named the backend, such as 'backend="triton"'; None where nothing did.
+        config: Tuned config of the chosen kernel; None leaves it to the kernel's rule.
+        config_note: Says where the config comes from.
     """
 
     request: Request
     ranking: tuple[Candidate, ...]
     rejected: tuple[Rejection, ...]
     forced: str | None = None
+    config: Any = None
+    config_note: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for the chosen kernel beside those of the call."""
+        return {} if self.config is None else {"config": self.config}
 
     @property
     def spec(self) -> KernelSpec:
@@ -88,11 +102,15 @@ class Selection:
         lines = [f"{self.request.op}: {self.spec.name}", f"  request: {self.request.describe()}"]
         if self.forced is not None:
             lines.append(f"  forced by {self.forced}: the golden gate is bypassed, every other check holds")
+        if self.spec.config is not None:
+            lines.append(f"  {self.config_note}")
         lines.append("  ranked on (perf, -preference_score, -priority, name):")
         for place, candidate in enumerate(self.ranking, start=1):
             perf_ms, *rest = candidate.rank_key
             key = ", ".join(str(part) for part in (f"{perf_ms:.6g} ms", *rest))
             lines.append(f"    {place}. {candidate.spec.name} ({key}): {candidate.note}")
+            if candidate.measurement is not None:
+                lines.append(f"       {_provenance(candidate.measurement)}")
             lines.append(f"       {candidate.spec.requirements()}")
         lines.append("  rejected:" if self.rejected else "  rejected: none")
         lines += _rejection_lines(self.rejected)
@@ -143,9 +161,10 @@ def dispatch(request: Request, *, backend: str | None = None) -> Selection:
         NoKernelError: No spec can serve the request; the message lists each with its reasons.
         PerfProviderError: The perf provider raised, or gave something that is no time.
     """
-    if _decisions.generation != registry.generation() or len(_decisions.cache) >= _MAX_CACHED_DECISIONS:
+    generation = registry.generation() + tuned.generation()  # neither ever falls
+    if _decisions.generation != generation or len(_decisions.cache) >= _MAX_CACHED_DECISIONS:
         _decisions.cache.clear()
-        _decisions.generation = registry.generation()
+        _decisions.generation = generation
     key = (request, backend, tuple(map(os.environ.get, _DECIDING_VARIABLES)))
     selection = _decisions.cache.get(key)
     if selection is None:
@@ -180,26 +199,29 @@ def _decide(request: Request, forced: str | None, source: str | None) -> Selecti
         if reasons:
             rejected.append(Rejection(spec, tuple(reasons)))
         else:
-            perf_ms, note = _perf(spec, request)
-            candidates.append(Candidate(spec, perf_ms, spec.preference_score(request), note))
+            perf_ms, note, measurement = _perf(spec, request)
+            candidates.append(Candidate(spec, perf_ms, spec.preference_score(request), note, measurement))
     if not candidates:
         raise NoKernelError(_nothing_serves(request, rejected, source))
-    return Selection(request, tuple(sorted(candidates, key=lambda c: c.rank_key)), tuple(rejected), source)
+    ranking = tuple(sorted(candidates, key=lambda c: c.rank_key))
+    return Selection(request, ranking, tuple(rejected), source, *tuned.chosen_config(ranking[0].spec, request))
 
 
-def _perf(spec: KernelSpec, request: Request) -> tuple[float, str]:
-    """Milliseconds that count for the ranking, and what to say about them."""
+def _perf(spec: KernelSpec, request: Request) -> tuple[float, str, Measurement | None]:
+    """Milliseconds that count for the ranking, what to say about them, and where they come from."""
     provider = _decisions.provider
     if provider is None:
-        return math.inf, "unmeasured (no perf provider is installed)"
+        return math.inf, "unmeasured (no perf provider is installed)", None
     try:
-        perf_ms = provider(spec, request)
+        given = provider(spec, request)
     except Exception as error:
         raise PerfProviderError(
             f"The perf provider raised {type(error).__name__} for {spec.name} ({error}); it should give None for what was not measured."
         ) from error
-    if perf_ms is None:
-        return math.inf, "unmeasured"
+    if given is None:
+        return math.inf, "unmeasured", None
+    measurement = given if isinstance(given, Measurement) else None
+    perf_ms = given.latency_ms if isinstance(given, Measurement) else given
     if isinstance(perf_ms, bool) or not isinstance(perf_ms, numbers.Real) or not 0 < perf_ms < math.inf:
         raise PerfProviderError(
             f"The perf provider gave {perf_ms!r} for {spec.name}, expected a positive finite number of milliseconds, "
@@ -207,8 +229,14 @@ def _perf(spec: KernelSpec, request: Request) -> tuple[float, str]:
         )
     if spec.golden is None or not spec.golden.verified:
         why = "no golden record" if spec.golden is None else "verification failed"
-        return math.inf, f"measured {float(perf_ms):.6g} ms, which does not count: {why}"
-    return float(perf_ms), "measured and verified"
+        return math.inf, f"measured {float(perf_ms):.6g} ms, which does not count: {why}", measurement
+    return float(perf_ms), "measured and verified", measurement
+
+
+def _provenance(measurement: Measurement) -> str:
+    """Source, day and age of a measurement; its age is that of the moment in which this is asked."""
+    age = datetime.datetime.now(datetime.timezone.utc) - measurement.measured_at
+    return f"measured as {measurement.source}, {measurement.measured_at:%Y-%m-%d}, {age.days} days ago"
 
 
 def _nothing_serves(request: Request, rejected: list[Rejection], source: str | None) -> str:

@@ -69,9 +69,10 @@ def kv_write(
     quantised = k_rows.dtype == torch.uint8
     k_factor = checks.check_scale(WRITE_OP, "k_scale", k_scale, quantised=quantised)
     v_factor = checks.check_scale(WRITE_OP, "v_scale", v_scale, quantised=quantised)
-    run = dispatch(request, backend=backend).spec.load()
+    selection = dispatch(request, backend=backend)
+    run = selection.spec.load()
     if k.numel() > 0:
-        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor)
+        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)
 
 
 def write_request(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor) -> Request:

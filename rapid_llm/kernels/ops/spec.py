@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 from rapid_llm.errors import RegistryError
 
-__all__ = ["GoldenRecord", "KernelSpec", "LayoutRequirement", "Preference", "Request", "ShapeLimit", "load_target"]
+__all__ = ["GoldenRecord", "KernelSpec", "LayoutRequirement", "Measurement", "Preference", "Request", "ShapeLimit", "load_target"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,21 @@ class GoldenRecord:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """A measured time and where it comes from.
+
+    Attributes:
+        latency_ms: Of one call, in milliseconds.
+        source: The measured case, device and commit, for `explain()`.
+        measured_at: When, with its time zone.
+    """
+
+    latency_ms: float
+    source: str
+    measured_at: datetime.datetime
+
+
+@dataclass(frozen=True)
 class ShapeLimit:
     """Hard limit on one dimension of a request's shape; a request without that dimension is not limited.
 
@@ -156,6 +172,8 @@ class KernelSpec:
         preferences: Conditions it does well under; `preference_score` counts those that hold.
         priority: Tie-break after measurements and preferences; higher first.
         golden: Outcome of its verification; None means that nothing is recorded.
+        config: "module:attribute" of the class of its tunable config, whose instance the callable takes as `config`; None where
+            nothing is tuned.
         probe: "module:attribute" of `probe(request) -> str | None`, the reason why it is not available here.
     """
 
@@ -172,6 +190,7 @@ class KernelSpec:
     preferences: tuple[Preference, ...] = ()
     priority: int = 0
     golden: GoldenRecord | None = None
+    config: str | None = None
     probe: str | None = None
 
     def load(self) -> Callable[..., Any]:
