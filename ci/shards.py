@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 
 from ci import gate as gating
-from ci import run
+from ci import lost_rows, run
 from ci.compare import compare_baseline
 from ci.confirm import compare_pairs
 from ci.errors import InputError, UsageError
@@ -183,6 +183,8 @@ def verdict(root: Path, folders: Sequence[Path], directory: Path) -> GateResult:
         shutil.rmtree(directory / "runs" / name, ignore_errors=True)
         merge_runs([folder / "runs" / name for _, folder in shards if (folder / "runs" / name).is_dir()], directory / "runs" / name)
     result = _judged(root, first, [directory / "runs" / name for name in names])
+    if first.mode != "aa":
+        result = lost_rows.judged(result, Repository(root), Commit(first.base, first.base[:12]), select=first.select)
     notices = [*(notice for shard, _ in shards for notice in shard.notices), *result.notices]
     if first.count > 1:
         notices.append(f"Measured in {first.count} shards, each with all rows and the controls of its own GPU.")
