@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ci import asv_config
 from ci.device import Device
 from ci.errors import InputError, UsageError
 from ci.model import CommitResult
@@ -72,10 +73,11 @@ def run_asv(places: Places, plan: RunPlan, console: Console) -> None:
     """Measures with `asv run` and shows progress; rows that fail are in the results, not an error here.
 
     Raises:
-        UsageError: asv itself could not run (the message has its last words and the log), the selection selects nothing, or another gate
-            is measuring in this checkout.
+        UsageError: asv's configuration is not the gate's; asv itself could not run (the message has its last words and the log), the
+            selection selects nothing, or another gate is measuring in this checkout.
         InputError: A commit's measuring process could not be used at all.
     """
+    asv_config.check(places.root / "asv.conf.json")
     places.logs.mkdir(parents=True, exist_ok=True)
     with _only_one(places) as lock:
         _run_asv(places, plan, console, lock)
