@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from ci import gate, lost_rows
 from ci.baseline_file import to_json
@@ -116,6 +117,23 @@ def test_a_deleted_suite_is_missed_without_a_baseline(change: Project) -> None:
     assert "bench_kv_write.Allocator.track_calls" in missing
     assert {name.partition(".")[0] for name in missing} == {"bench_kv_write"}
     assert "bench_kv_write" in result.reason
+
+
+def test_the_gate_itself_ends_with_3_for_a_deleted_suite(change: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, with the measuring left out: what was measured passes, and what is gone does not."""
+    monkeypatch.setattr(gate, "_against_merge_base", lambda *_: PASSED)
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    options = gate.Options(change.path / "report", compiled=False)
+    assert gate.gate(change.path, options, Console(quiet=True)).exit_code == 0
+    (change.path / "asv_bench" / "bench_kv_write.py").unlink()
+    change.commit("change")
+    result = gate.gate(change.path, options, Console(quiet=True))
+    assert result.exit_code == 3
+    assert any(notice.startswith("The change deletes suites") for notice in result.notices)
+    for name in ("index.html", "summary.md", "junit.xml", "verdict.json"):
+        text = (change.path / "report" / name).read_text(encoding="utf-8")
+        assert "bench_kv_write" in text
+        assert "MISSING" in text
 
 
 def test_a_renamed_benchmark_is_missed_and_another_version_is_named(change: Project) -> None:
