@@ -349,7 +349,7 @@ def check(
         add(
             "age",
             "warning",
-            f"{file} has a run of {newest:%Y-%m-%d}, after today: this machine's clock may be set back; waivers live longer then",
+            f"{file} has a run of {newest:%Y-%m-%d}, after today; set the clock of this machine, waivers live longer by it",
         )
     if baseline.advisory:
         add(
