@@ -39,6 +39,10 @@ lint: $(VENV_READY) ## ruff and strict mypy
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
+.PHONY: audit
+audit: $(VENV_READY) ## ask PyPI for known faults of the installed packages
+	@$(PY) -m pip_audit --strict --skip-editable --progress-spinner off $(ARGS)
+
 .PHONY: tables
 tables: $(VENV_READY) ## print each suite's table on this device
 	@for suite in bench_paged_decode bench_kv_write bench_controls; do $(PY) -m asv_bench.$$suite || exit; done

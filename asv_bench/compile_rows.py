@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import triton
 
 import rapid_llm
 from asv_bench import claims, launches, machine_code, suite
-from asv_bench.compiled import SourceError, tool
+from asv_bench.compiled import SourceError, cached, tool
 from asv_bench.launches import Launch
 from asv_bench.stand_in import DEVICES, Device, standing_in
 from rapid_llm.errors import NoKernelError
@@ -154,14 +155,16 @@ def _resources(launch: Launch, device: Device, cache: Path) -> dict[str, int]:
 
 def _figures(launch: Launch, cache: Path) -> dict[str, int]:
     kept = cache / "codes" / f"{launch.code}.json"
-    if kept.is_file():
-        made: dict[str, int] = json.loads(kept.read_text(encoding="utf-8"))
+    made = cached(kept)
+    if made is not None:
         return made
     sass = machine_code.disassemble(launch.kernel.asm["cubin"], tool("cuobjdump"))
     figures = machine_code.figures(sass, launch.ptxas_log or _assembled_again(launch))
     for path, text in ((cache / "sass" / f"{launch.code}.txt", machine_code.listing(sass)), (kept, json.dumps(figures, sort_keys=True))):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
     return figures
 
 

@@ -77,8 +77,8 @@ def compiled(source: Path, cache: Path, architectures: Sequence[str], *, select:
         tools["ptxas"][THIS_DEVICE] = tools["ptxas"][_architecture_of(device)]
     key = _key(source, tools, architectures, select)
     kept = cache / "records" / f"{key}.json"
-    if kept.is_file():
-        made: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+    made = cached(kept)
+    if made is not None and (made.get("schema"), made.get("source")) == (SCHEMA, key):
         return made
     found = _compile_all(source, cache, architectures, select, device)
     record = {"schema": SCHEMA, "source": key, **tools, "architectures": found}
@@ -86,6 +86,21 @@ def compiled(source: Path, cache: Path, architectures: Sequence[str], *, select:
     if not any(arch["died"] for arch in found.values()):
         _write(kept, record)
     return record
+
+
+def cached(path: Path) -> dict[str, Any] | None:
+    """What a file of the cache holds, None where there is none; a damaged one is told, and made again."""
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        print(f"asv_bench.compiled: {path} is damaged ({error}); compiling again", file=sys.stderr)
+        return None
+    if not isinstance(made, dict):
+        print(f"asv_bench.compiled: {path} holds no table; compiling again", file=sys.stderr)
+        return None
+    return made
 
 
 def tool_versions() -> dict[str, Any]:

@@ -7,7 +7,9 @@ runs in asv's process and imports neither torch nor the library under test.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import re
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ SKIP_VARIABLE = "RAPID_LLM_BENCH_SKIP"
 RECORDS_VARIABLE = "RAPID_LLM_RECORDS_DIR"
 PROGRESS_VARIABLE = "RAPID_LLM_PROGRESS"
 TIMEOUT_VARIABLE = "RAPID_LLM_ROW_TIMEOUT_S"
+LOCK_VARIABLE = "RAPID_LLM_MEASURING_LOCK"
 
 _CONTROL_CLASS = {"dequant": "read-bandwidth"}
 """Classes that are served by the controls of another."""
@@ -134,10 +138,22 @@ def _records_dir() -> Path:
     return Path(configured) if configured else Path(__file__).resolve().parent.parent / ".asv" / "records"
 
 
+@contextlib.contextmanager
+def _measuring() -> Iterator[int | None]:
+    """Holds the lock that the gate named; the measuring process inherits it, so that one whose parents were killed keeps gates away."""
+    path = os.environ.get(LOCK_VARIABLE)
+    if not path:
+        yield None
+        return
+    with Path(path).open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield file.fileno()
+
+
 def _run_worker(row_ids: list[str]) -> tuple[list[dict[str, Any]], str | None]:
     """Runs one measuring process; returns its events and, if it did not end by itself, how it ended."""
     timeout_s = float(os.environ.get(TIMEOUT_VARIABLE, _ROW_TIMEOUT_S))
-    with tempfile.TemporaryDirectory(prefix="rapid-llm-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="rapid-llm-") as scratch, _measuring() as lock:
         wanted, journal, errors = (Path(scratch, name) for name in ("rows.json", "journal.jsonl", "stderr.txt"))
         wanted.write_text(json.dumps(row_ids), encoding="utf-8")
         journal.touch()
@@ -148,6 +164,7 @@ def _run_worker(row_ids: list[str]) -> tuple[list[dict[str, Any]], str | None]:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=False,
+                pass_fds=() if lock is None else (lock,),
             )
             try:
                 death = _watch(child, journal, timeout_s)

@@ -23,6 +23,7 @@ from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
 from ci.errors import ExitCode, GateError, InputError, UsageError
+from ci.jsonio import read_bounded
 from ci.model import CommitResult, GateResult
 from ci.repo import Repository
 from ci.results import load_commit
@@ -281,11 +282,9 @@ def _report(options: argparse.Namespace, console: Console) -> int:
 
 
 def _verdict(source: Path) -> GateResult:
-    try:
-        text = source.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"There is no verdict at {source} ({error.strerror}): run `python -m ci gate` first.") from error
-    return load_verdict(text, name=str(source))
+    if not source.exists():
+        raise UsageError(f"There is no verdict at {source}: run `python -m ci gate` first.")
+    return load_verdict(read_bounded(source), name=str(source))
 
 
 def _summary(options: argparse.Namespace, console: Console) -> int:
@@ -304,11 +303,9 @@ def _baseline(options: argparse.Namespace, console: Console) -> int:
     if options.action == "record":
         return _record(options, console)
     file = options.file or Path("baselines") / f"{detect().key}.json"
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"There is no baseline at {file} ({error.strerror}): record one with `python -m ci baseline record`.") from error
-    console.print(baselines.describe(baselines.load(content, name=str(file))), markup=False, highlight=False)
+    if not file.exists():
+        raise UsageError(f"There is no baseline at {file}: record one with `python -m ci baseline record`.")
+    console.print(baselines.describe(baselines.load(file)), markup=False, highlight=False)
     return int(ExitCode.PASS)
 
 

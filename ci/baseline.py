@@ -344,6 +344,13 @@ def check(
         add("age", "warning", f"{file} has runs without a readable time, so that its age is unknown; record it again")
     elif (now - oldest).days > MAX_AGE_DAYS:
         add("age", "warning", f"{file} is {(now - oldest).days} days old, over {MAX_AGE_DAYS}; refresh it")
+    newest = max((when for when in times if when is not None), default=None)
+    if newest is not None and (newest - now).days >= 1:
+        add(
+            "age",
+            "warning",
+            f"{file} has a run of {newest:%Y-%m-%d}, after today; set the clock of this machine, waivers live longer by it",
+        )
     if baseline.advisory:
         add(
             "advisory",

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from ci.errors import BaselineError
-from ci.jsonio import decode_json, strict_dumps, write_atomic
+from ci.jsonio import decode_json, read_bounded, read_json, strict_dumps, write_atomic
 from ci.model import RowKey
 
 SCHEMA_ID: Final = "rapid_llm/baseline/1"
@@ -144,13 +144,7 @@ def load(source: Path | bytes, *, name: str | None = None) -> Baseline:
         BaselineError: It cannot be read, is no strict JSON, misses the schema, or contradicts itself; the message names file and reason.
     """
     shown = name or (str(source) if isinstance(source, Path) else "the baseline")
-    if isinstance(source, Path):
-        try:
-            data = source.read_bytes()
-        except OSError as exc:
-            raise BaselineError(f"{shown} cannot be read: {exc.strerror or exc}; record a baseline for this device") from exc
-    else:
-        data = source
+    data = read_bounded(source, error=BaselineError) if isinstance(source, Path) else source
     parsed = decode_json(data, name=shown, error=BaselineError)
     if not isinstance(parsed, dict) or parsed.get("schema") != SCHEMA_ID:
         found = parsed.get("schema") if isinstance(parsed, dict) else type(parsed).__name__
@@ -172,11 +166,7 @@ def load_waivers(path: Path) -> list[Waiver]:
         BaselineError: It cannot be read or is no such array.
     """
     try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise BaselineError(f"{path} cannot be read: {exc.strerror or exc}; name a file of waivers") from exc
-    try:
-        return msgspec.convert(decode_json(data, name=str(path), error=BaselineError), list[Waiver])
+        return msgspec.convert(read_json(path, error=BaselineError), list[Waiver])
     except msgspec.ValidationError as exc:
         raise BaselineError(f"{path} is no array of waivers: {exc}; mend the file") from exc
 

@@ -21,12 +21,15 @@ from typing import Any
 
 from ci.errors import InputError, UsageError
 from ci.model import GateResult
-from ci.report import render_summary
+from ci.repo import review_lines
+from ci.report import markdown_text, render_summary
 from ci.verdict_file import load
 
 MAX_ARTIFACT_BYTES = 64 << 20
 MAX_VERDICT_BYTES = 16 << 20
 _TIMEOUT_S = 60
+_MAX_FILE_PAGES = 30
+"""GitHub lists 3,000 files of a pull request, 100 a page."""
 _PREFIX = "report-"
 _MEMBER = "verdict.json"
 
@@ -115,10 +118,24 @@ def marker_of(artifact: str) -> str:
     return f"<!-- rapid_llm gate {plain[:80]} -->"
 
 
-def post(api: Api, number: int, artifact: str, result: GateResult, run_url: str) -> None:
+def to_review(api: Api, number: int) -> str:
+    """What the change touches that could move its own verdict, by GitHub's list of its files and not by its own report."""
+    changed: list[str] = []
+    for page in range(1, _MAX_FILE_PAGES + 1):
+        files = api.call("GET", f"pulls/{number}/files?per_page=100&page={page}")
+        changed += [str(file[name]) for file in files for name in ("filename", "previous_filename") if file.get(name)]
+        if len(files) < 100:
+            break
+    else:
+        return "\n**Needs review:** GitHub lists no more than 3,000 changed files, so what this change touches is not known.\n"
+    lines = "".join(f"- {markdown_text(line, 400)}\n" for line in review_lines(changed))
+    return f"\n**Needs review,** by GitHub's list of files: this change could move its own verdict.\n\n{lines}" if lines else ""
+
+
+def post(api: Api, number: int, artifact: str, result: GateResult, run_url: str, review: str = "") -> None:
     """Writes the comment of an artifact, or rewrites the one that is there."""
     marker = marker_of(artifact)
-    body = f"{marker}\n{render_summary(result)}\n[Run and artifacts]({run_url})\n"
+    body = f"{marker}\n{render_summary(result)}\n{review}\n[Run and artifacts]({run_url})\n"
     page = 1
     while True:
         comments = api.call("GET", f"issues/{number}/comments?per_page=100&page={page}")
@@ -167,6 +184,6 @@ def comment(environment: Mapping[str, str] = os.environ) -> list[str]:
         if result is None:
             told.append(f"{name!r} holds no verdict")
             continue
-        post(api, number, name, result, str(run["html_url"]))
+        post(api, number, name, result, str(run["html_url"]), to_review(api, number))
         told.append(f"{name!r}: {result.verdict.value} on pull request {number}")
     return told or ["the run left no report: nothing posted"]

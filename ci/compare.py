@@ -13,7 +13,7 @@ import numpy as np
 
 from ci import noise
 from ci.baseline import Baseline, Problem, check, file_name
-from ci.errors import ExitCode, UsageError
+from ci.errors import BaselineError, ExitCode, UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.rows import RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_for, section_of
 from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, Reference, judge
@@ -84,7 +84,11 @@ def _validity(heads: Sequence[CommitResult], baseline: Baseline, now: datetime.d
         return [Problem("device", "error", text)]
     found: dict[str, Problem] = {}
     for process in processes:
-        for problem in check(baseline, process.environment, process.protocol, now=now, name=name):
+        try:
+            told = check(baseline, process.environment, process.protocol, now=now, name=name)
+        except BaselineError as error:
+            raise BaselineError(f"{process.source}: {error}") from error
+        for problem in told:
             found.setdefault(problem.message, problem)
     return sorted(found.values(), key=lambda problem: problem.severity != "error")
 

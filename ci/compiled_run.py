@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,9 @@ def read_compiled(path: Path) -> CompiledFile:
 
 
 def listing(places: Places, code: str) -> str | None:
-    """The SASS of a machine code that was compiled here, None where it was not."""
+    """The SASS of a machine code that was compiled here, None where it was not, or where `code` is no name of one."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", code):
+        return None
     try:
         return (places.root / ".asv" / "compiled" / "sass" / f"{code}.txt").read_text(encoding="utf-8")
     except OSError:

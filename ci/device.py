@@ -55,8 +55,9 @@ def cpu_name() -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _gpu_name() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+def _gpu() -> tuple[str, str] | None:
+    """Name and UUID of the first visible GPU, None where there is none."""
+    command = ["nvidia-smi", "--query-gpu=name,uuid", "--format=csv,noheader"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
         return None
@@ -66,8 +67,15 @@ def _gpu_name() -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    names = done.stdout.strip().splitlines()
-    return names[0].strip() if names else None
+    lines = done.stdout.strip().splitlines()
+    name, _, uuid = lines[0].rpartition(",") if lines else ("", "", "")
+    return (name.strip(), uuid.strip()) if name.strip() else None
+
+
+def gpu_uuid() -> str | None:
+    """The UUID of the GPU that `detect` finds, None where that is a CPU."""
+    found = _gpu()
+    return found[1] if found is not None and detect().is_gpu else None
 
 
 def detect() -> Device:
@@ -79,7 +87,8 @@ def detect() -> Device:
     wanted = os.environ.get(DEVICE_VARIABLE, "auto")
     if wanted not in ("auto", "cpu", "cuda"):
         raise UsageError(f"{DEVICE_VARIABLE}={wanted!r} names no device: use auto, cpu or cuda.")
-    name = None if wanted == "cpu" else _gpu_name()
+    found = None if wanted == "cpu" else _gpu()
+    name = None if found is None else found[0]
     if name is None and wanted == "cuda":
         raise UsageError(f"{DEVICE_VARIABLE}=cuda, and nvidia-smi shows no GPU: unset it or mend the driver.")
     return Device(f"CPU {cpu_name()}", "cpu") if name is None else Device(name, "cuda")

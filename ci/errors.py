@@ -20,10 +20,23 @@ class ExitCode(IntEnum):
     WRONG = 6
 
 
+_MAX_MESSAGE = 1000
+
+
+def one_line(text: str) -> str:
+    """A text as one line that a terminal prints as it is: what foreign files are quoted with cannot break it or move the cursor."""
+    line = " ".join(text.split())
+    line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+    return line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 250]} ... {line[-200:]}"
+
+
 class GateError(Exception):
     """A refusal with its exit code; the message is one sentence for a person."""
 
     exit_code: ExitCode = ExitCode.USAGE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class UsageError(GateError):

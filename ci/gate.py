@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import compiled_gate, run
+from ci import compiled_gate, lost_rows, run
 from ci.baseline import Baseline
 from ci.compare import compare_baseline, needs_second_run
 from ci.compiled import with_compiled
@@ -93,6 +93,7 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
         notices=(*situation.notices, *result.notices),
         created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
     )
+    result = lost_rows.judged(result, situation.repository, situation.base, select=options.select)
     if compiled is not None:
         result = with_compiled(result, compiled)
     publish(result, options.directory, console)

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from ci.errors import GateError, InputError
+
+MAX_BYTES = 256 << 20
+"""Of one file; the largest that the gate writes have a few MiB, the largest histories of others some ten."""
+
+_MAX_INTEGER = 1 << 64
 
 
 def decode_json(data: bytes, *, name: str, allow_constants: bool = False, error: type[GateError] = InputError) -> object:
@@ -46,8 +53,26 @@ def decode_json(data: bytes, *, name: str, allow_constants: bool = False, error:
             raise error(f"{name} contains the bare constant {token}, which is not JSON; write null and a reason instead")
         return float(token)
 
+    def integer(token: str) -> int:
+        value = int(token) if len(token) <= 20 else _MAX_INTEGER
+        if abs(value) >= _MAX_INTEGER:
+            raise error(f"{name} contains the number {token[:30]}, of {len(token)} digits, which no field can hold; restore the file")
+        return value
+
+    def real(token: str) -> float:
+        value = float(token)
+        if not math.isfinite(value):
+            raise error(f"{name} contains the number {token[:30]}, which is beyond what a float can hold; restore the file")
+        return value
+
     try:
-        parsed: object = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        parsed: object = json.loads(
+            text, object_pairs_hook=unique, parse_constant=constant, parse_int=integer, parse_float=real if not allow_constants else float
+        )
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise error(f"{name} contains half of a surrogate pair, which is no character; restore the file or measure again") from exc
     except json.JSONDecodeError as exc:
         shown = "is empty" if not text.strip() else f"is not valid JSON: {exc.msg} at line {exc.lineno} column {exc.colno}"
         raise error(f"{name} {shown}; restore the file or measure again") from exc
@@ -56,17 +81,32 @@ def decode_json(data: bytes, *, name: str, allow_constants: bool = False, error:
     return parsed
 
 
+def read_bounded(path: Path, *, error: type[GateError] = InputError, limit: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most `limit` bytes: a pipe or a device would be waited for, or never end.
+
+    Raises:
+        GateError: `error`, naming the file.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise error(f"{path} cannot be read: it is no regular file; put a file there")
+            data = stream.read(limit + 1)
+    except (OSError, ValueError) as exc:
+        raise error(f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}; name a file that can") from exc
+    if len(data) > limit:
+        raise error(f"{path} is over {limit:,} bytes and is not read; it is no file of this gate")
+    return data
+
+
 def read_json(path: Path, *, allow_constants: bool = False, error: type[GateError] = InputError) -> object:
     """Reads one file with `decode_json`.
 
     Raises:
         GateError: `error`, when the file cannot be opened or parsed; the message names it.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise error(f"{path} cannot be read: {exc.strerror or exc}") from exc
-    return decode_json(data, name=str(path), allow_constants=allow_constants, error=error)
+    return decode_json(read_bounded(path, error=error), name=str(path), allow_constants=allow_constants, error=error)
 
 
 def strict_dumps(value: object) -> str:

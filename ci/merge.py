@@ -38,11 +38,23 @@ def load_kept(folder: Path) -> CommitResult:
 
 def load_all_kept(folder: Path) -> list[CommitResult]:
     """Every commit in a kept run (merge-base and HEAD of a comparison in pairs), by date, joined with its records."""
+    _refuse_links(folder)
     tree = read_tree(folder / "results")
     if tree.problems:
         raise InputError(tree.problems[0])
     found = [(machine, result) for machine in tree.machines for result in tree.commits(machine)]
     return [load_commit(folder / "results", machine, result.commit, records_dir=folder / "records") for machine, result in found]
+
+
+def _refuse_links(folder: Path) -> None:
+    """A kept run may come from another machine: a link in it would copy a file of this one into the merged run.
+
+    Raises:
+        InputError: It holds a link, or what is neither file nor folder.
+    """
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path} is a link or no regular file, which a kept run has none of; keep the run again")
 
 
 def merge_runs(folders: Sequence[Path], target: Path) -> None:

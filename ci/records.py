@@ -21,6 +21,9 @@ SCHEMA_ID = "rapid_llm/process-record/1"
 Count = Annotated[int, msgspec.Meta(ge=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Names the process' file, and therefore no other one."""
+
 Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
 
 
@@ -79,7 +82,7 @@ class ProcessFile(msgspec.Struct, frozen=True):
     """One file: a process, its environment, its ceilings and its rows."""
 
     schema: Literal["rapid_llm/process-record/1"]
-    process: Annotated[str, msgspec.Meta(min_length=1)]
+    process: Name
     commit: Commit
     env_name: str
     started_at: str

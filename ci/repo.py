@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,36 @@ REVIEWED = {
     "ci/": "the gate itself",
     "asv.conf.json": "asv's configuration",
     "constraints": "pinned versions",
+    ".github/": "the workflows that run the gate",
+    "Makefile": "the commands of the gate",
+    "pyproject.toml": "the packages that the gate is installed with",
 }
 """Paths whose change is shown for review: with them a change could move its own verdict."""
+
+PRODUCT = ("rapid_llm/", "tests/", "docs/")
+"""Paths that the gate measures or never runs. All others are shown too: a module or folder at the top could stand in for a package."""
+
+_MAX_NAMED_FILES = 5
+
+
+def review_lines(changed: Sequence[str]) -> list[str]:
+    """What a reviewer has to look at in a change of these files, one sentence for each kind.
+
+    Args:
+        changed: Paths within the repository; of a renamed file both.
+    """
+    kinds: dict[str, list[str]] = {}
+    for path in dict.fromkeys(changed):
+        what = next((what for prefix, what in REVIEWED.items() if path.startswith(prefix)), None)
+        if what is None and not path.startswith(PRODUCT) and not ("/" not in path and path.endswith((".md", "LICENSE"))):
+            what = "files that are neither product, tests nor docs"
+        if what is not None:
+            kinds.setdefault(what, []).append(path)
+    lines = []
+    for what, files in kinds.items():
+        rest = len(files) - _MAX_NAMED_FILES
+        lines.append(f"The change touches {what}: {', '.join(files[:_MAX_NAMED_FILES])}{f' and {rest} more' if rest > 0 else ''}.")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -166,15 +195,14 @@ class Repository:
 
     def review_notices(self, base: Commit, head: Commit) -> list[str]:
         """What a reviewer has to look at: changed baselines, instrument, gate and configuration, and what is not committed."""
-        notices = []
-        changed = self.repo.git.diff("--name-only", base.sha, head.sha).splitlines() if base.sha != head.sha else []
-        for prefix, what in REVIEWED.items():
-            files = [path for path in changed if path.startswith(prefix)]
-            if files:
-                notices.append(
-                    f"The change touches {what}: {', '.join(files[:5])}{f' and {len(files) - 5} more' if len(files) > 5 else ''}."
-                )
-        gone = self.repo.git.diff("--name-only", "--diff-filter=D", base.sha, head.sha, "--", "asv_bench/bench_*.py").splitlines()
+        changed = []
+        if base.sha != head.sha:
+            # Without renames both names are listed; -z keeps names as they are.
+            changed = [path for path in self.repo.git.diff("--name-only", "--no-renames", "-z", base.sha, head.sha).split("\0") if path]
+        notices = review_lines(changed)
+        gone = self.repo.git.diff(
+            "--name-only", "--no-renames", "--diff-filter=D", base.sha, head.sha, "--", "asv_bench/bench_*.py"
+        ).splitlines()
         if gone:
             notices.append(f"The change deletes suites, and their rows are not measured any more: {', '.join(gone)}.")
         dirty = [line[3:] for line in self.repo.git.status("--porcelain").splitlines()]

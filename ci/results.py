@@ -23,6 +23,9 @@ from ci.records import read_process_records
 
 __all__ = ["Benchmark", "ResultsTree", "direction_of", "drop_params", "load_commit", "read_tree", "without_mappings"]
 
+_MAX_ROWS = 1_000_000
+"""Of one benchmark; parameter axes multiply, and a damaged file could ask for any number."""
+
 RESULT_VERSION = 2
 """The only version of asv's result files that is read."""
 
@@ -143,6 +146,8 @@ def _keys(name: str, params: object, where: str) -> list[RowKey]:
         return [RowKey(name)]
     if not isinstance(params, list) or not all(isinstance(axis, list) and all(isinstance(text, str) for text in axis) for axis in params):
         raise InputError(f"{where} has parameters that are no lists of texts; measure it again")
+    if math.prod(len(axis) for axis in params) > _MAX_ROWS:
+        raise InputError(f"{where} has parameters that make over {_MAX_ROWS:,} rows; give it fewer")
     keys = [RowKey(name, tuple(param_text(text) for text in combination)) for combination in itertools.product(*params)]
     if len(set(keys)) != len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)

@@ -21,7 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ci.device import Device
+from ci import asv_config
+from ci.device import Device, gpu_uuid
 from ci.errors import InputError, UsageError
 from ci.model import CommitResult
 from ci.repo import Commit
@@ -30,6 +31,7 @@ from ci.results import load_commit
 SELECT_VARIABLE = "RAPID_LLM_BENCH_SELECT"
 SKIP_VARIABLE = "RAPID_LLM_BENCH_SKIP"
 PROGRESS_VARIABLE = "RAPID_LLM_PROGRESS"
+LOCK_VARIABLE = "RAPID_LLM_MEASURING_LOCK"
 _MEASURED_SUITES = r"^(?!bench_compiled\.)"
 """asv's own rows of what the compiler made are left to `asv continuous`: the gate compares them without asv."""
 _POLL_S = 0.2
@@ -52,6 +54,11 @@ class Places:
         return self.root / ".asv" / "records"
 
     @property
+    def measuring(self) -> Path:
+        """Lock file of the measuring process."""
+        return self.root / ".asv" / "measuring"
+
+    @property
     def logs(self) -> Path:
         return self.root / ".asv" / "logs"
 
@@ -72,29 +79,64 @@ def run_asv(places: Places, plan: RunPlan, console: Console) -> None:
     """Measures with `asv run` and shows progress; rows that fail are in the results, not an error here.
 
     Raises:
-        UsageError: asv itself could not run (the message has its last words and the log), the selection selects nothing, or another gate
-            is measuring in this checkout.
+        UsageError: asv's configuration is not the gate's; asv itself could not run (the message has its last words and the log), the
+            selection selects nothing, or another gate is measuring in this checkout.
         InputError: A commit's measuring process could not be used at all.
     """
+    asv_config.check(places.root / "asv.conf.json")
     places.logs.mkdir(parents=True, exist_ok=True)
-    with _only_one(places) as lock:
-        _run_asv(places, plan, console, lock)
+    with _only_one(places) as lock, _gpu_free() as gpu_lock:
+        _run_asv(places, plan, console, (lock, *gpu_lock))
 
 
 @contextlib.contextmanager
 def _only_one(places: Places) -> Iterator[int]:
-    """Holds the checkout's lock; asv inherits it, so that one whose gate was killed keeps others away until it has ended."""
-    with (places.root / ".asv" / "lock").open("w", encoding="utf-8") as file:
+    """Holds the checkout's lock; asv inherits it, so that one whose gate was killed keeps others away until it has ended.
+
+    A measuring process holds another one (`Places.measuring`), for when asv was killed too.
+    """
+    said = f"Another gate is measuring in {places.root}, or the asv of one that was killed: wait for it, or end it."
+    with _held(places.root / ".asv" / "lock", said) as lock:
+        with _held(places.measuring, said):
+            pass
+        yield lock
+
+
+@contextlib.contextmanager
+def _gpu_free() -> Iterator[tuple[int, ...]]:
+    """Holds the lock of this machine's GPU, whichever checkout a gate measures from; a CPU has none."""
+    uuid = gpu_uuid()
+    if uuid is None:
+        yield ()
+        return
+    path = Path(tempfile.gettempdir()) / f"rapid-llm-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
+    with _held(path, f"Another gate is measuring on {uuid}, from another checkout: wait for it, or choose another GPU.") as lock:
+        yield (lock,)
+
+
+@contextlib.contextmanager
+def _held(path: Path, taken: str) -> Iterator[int]:
+    """Holds a lock file, or says that it is taken.
+
+    Raises:
+        UsageError: It is taken, or the file system has no locks.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(taken) from error
         except OSError as error:
             raise UsageError(
-                f"Another gate is measuring in {places.root}, or the asv of one that was killed: wait for it, or end it."
+                f"{path} cannot be locked ({error.strerror}), so that two gates could measure at once: use a clone on a local disk."
             ) from error
-        yield file.fileno()
+        yield handle
+    finally:
+        os.close(handle)
 
 
-def _run_asv(places: Places, plan: RunPlan, console: Console, lock: int) -> None:
+def _run_asv(places: Places, plan: RunPlan, console: Console, locks: tuple[int, ...]) -> None:
     log = places.logs / f"asv-{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S}.log"
     with tempfile.TemporaryDirectory(prefix="rapid-llm-gate-") as scratch:
         hashes, progress = Path(scratch, "hashes"), Path(scratch, "progress.jsonl")
@@ -104,7 +146,7 @@ def _run_asv(places: Places, plan: RunPlan, console: Console, lock: int) -> None
         command += ["--bench", _MEASURED_SUITES, "--interleave-rounds", "-a", f"rounds={plan.rounds}", "--record-samples", "--show-stderr"]
         if plan.append:
             command.append("--append-samples")
-        env = dict(os.environ, **{PROGRESS_VARIABLE: str(progress)})
+        env = dict(os.environ, **{PROGRESS_VARIABLE: str(progress), LOCK_VARIABLE: str(places.measuring)})
         if plan.select:
             env[SELECT_VARIABLE] = plan.select
         if plan.skip:
@@ -118,7 +160,7 @@ def _run_asv(places: Places, plan: RunPlan, console: Console, lock: int) -> None
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(lock,),
+                pass_fds=locks,
             )
             try:
                 _follow(child, progress, plan, console)

@@ -12,17 +12,17 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from rich.console import Console
 
 from ci import gate as gating
-from ci import run
+from ci import lost_rows, run
 from ci.compare import compare_baseline
 from ci.confirm import compare_pairs
 from ci.errors import InputError, UsageError
-from ci.jsonio import decode_json, strict_dumps, write_atomic
+from ci.jsonio import read_json, strict_dumps, write_atomic
 from ci.merge import load_all_kept, load_kept, merge_runs
 from ci.model import GateResult
 from ci.repo import Commit, Repository
@@ -30,6 +30,7 @@ from ci.run import RunPlan
 
 SCHEMA_ID: Literal["rapid_llm/shard/1"] = "rapid_llm/shard/1"
 FILE_NAME = "shard.json"
+Sha = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
 _RUNS = 2
 """Runs of a commit that is held against a stored baseline: a shard cannot know whether the others saw something suspicious."""
 
@@ -62,14 +63,14 @@ class ShardFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a shard's folder says of itself; all but `index` is the same in every shard of a gate."""
 
     schema: Literal["rapid_llm/shard/1"]
-    index: int
-    count: int
+    index: Annotated[int, msgspec.Meta(ge=1, le=999)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=999)]
     mode: Literal["baseline", "ab", "aa"]
     device: str
-    tip: str
-    base: str
-    head: str
-    processes: int
+    tip: Sha
+    base: Sha
+    head: Sha
+    processes: Annotated[int, msgspec.Meta(ge=1)]
     """Pairs of processes of all shards, or processes of each run."""
     select: str | None
     notices: list[str]
@@ -144,14 +145,14 @@ def read(folder: Path) -> ShardFile:
         InputError: It is no shard.
     """
     path = folder / FILE_NAME
+    if not path.is_file():
+        raise InputError(f"{folder} is no shard of a gate: its runner left no {FILE_NAME}, run it again.")
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{folder} is no shard of a gate ({error.strerror or error}): its runner left no {FILE_NAME}, run it again."
-        ) from error
-    try:
-        return msgspec.convert(decode_json(content, name=str(path)), ShardFile)
+        shard = msgspec.convert(read_json(path), ShardFile)
+        re.compile(shard.select or "")
+        return shard
+    except re.error as error:
+        raise InputError(f"{path} selects rows by what is no regular expression ({error}); measure the shard again.") from error
     except msgspec.ValidationError as error:
         raise InputError(f"{path} does not follow {SCHEMA_ID}: {error}; measure the shard with this version of the gate.") from error
 
@@ -183,6 +184,8 @@ def verdict(root: Path, folders: Sequence[Path], directory: Path) -> GateResult:
         shutil.rmtree(directory / "runs" / name, ignore_errors=True)
         merge_runs([folder / "runs" / name for _, folder in shards if (folder / "runs" / name).is_dir()], directory / "runs" / name)
     result = _judged(root, first, [directory / "runs" / name for name in names])
+    if first.mode != "aa":
+        result = lost_rows.judged(result, Repository(root), Commit(first.base, first.base[:12]), select=first.select)
     notices = [*(notice for shard, _ in shards for notice in shard.notices), *result.notices]
     if first.count > 1:
         notices.append(f"Measured in {first.count} shards, each with all rows and the controls of its own GPU.")

@@ -1,5 +1,6 @@
 """The row allocators, state on the host and on the device: three paths, references, eviction, failure without a trace (R61, R63–R66)."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -506,6 +507,44 @@ def test_against_a_model_of_sets(machine: type[AllocatorMachine], kind: type[KVC
     if kind is KVCacheManager:  # each machine names its own
         steps = settings(max_examples=60 if machine is FewStaged else 25, stateful_step_count=25, deadline=None)
         run_state_machine_as_test(machine, settings=steps)
+
+
+def test_a_thousand_steps_against_a_set() -> None:
+    """Case 35: one long life, in which errors would add up; the machine above takes many short ones."""
+    draw = random.Random(0)
+    cache = manager(64, 4)
+    owned: set[int] = set()
+    cached: list[int] = []
+    for step in range(1000):
+        free = 64 - len(owned) - len(cached)
+        if draw.random() < 0.5:
+            count = draw.randrange(0, 24)
+            before = (cache.num_free_rows, cache.num_cached_rows, cache.ref_counts().tolist())
+            rows = cache.alloc_kvcache_index(count)
+            assert (rows is None) == (count > free + len(cached)), step
+            if rows is None:
+                assert (cache.num_free_rows, cache.num_cached_rows, cache.ref_counts().tolist()) == before, "a failed allocation changed it"
+                continue
+            del cached[: max(0, count - free)]
+            taken = set(rows.tolist())
+            assert len(taken) == count
+            assert not taken & owned, "a referenced row was handed out"
+            owned |= taken
+        elif owned:
+            given = draw.sample(sorted(owned), draw.randrange(1, len(owned) + 1))
+            keep = draw.random() < 0.4
+            cache.release(rows_of(*given), keep_cached=keep)
+            owned -= set(given)
+            cached += given if keep else []
+            with pytest.raises(ShapeError):
+                cache.release(rows_of(given[0]))
+        assert set(cache.ref_counts().nonzero().view(-1).tolist()) == owned, step
+        assert cache.num_free_rows + cache.num_cached_rows + len(owned) == 64
+        assert set(cache.is_free(torch.arange(64, device=DEVICE)).nonzero().view(-1).tolist()) == set(range(64)) - owned - set(cached)
+
+
+def test_the_class_says_that_it_is_not_thread_safe() -> None:
+    assert "Not thread-safe: one thread, or one lock around every call." in (KVCacheManager.__doc__ or "")
 
 
 @pytest.mark.parametrize("count", [1.5, True, "2", None, torch.tensor(2), -1])

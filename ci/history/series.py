@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import pickle
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ci.history import steps
 from ci.history.store import Benchmark, History, Line, Params
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ class Change:
         return self.speed < 0
 
 
+_Key = tuple[Params, str, tuple[str, ...]]
+_Known = tuple[int, int, list[int]]
+"""Length and checksum of a finished part, and its change points."""
+
+
 def all_series(history: History, cache: Path) -> list[Series]:
     """Every series with its levels, by line, benchmark and row.
 
@@ -71,7 +76,7 @@ def all_series(history: History, cache: Path) -> list[Series]:
         cache: File that remembers the change points of finished parts; written anew.
     """
     kept = _load(cache)
-    found: dict[tuple[Params, str, tuple[str, ...]], tuple[int, int, list[int]]] = {}
+    found: dict[_Key, _Known] = {}
     made = []
     for line in history.lines:
         for name, table in line.values.items():
@@ -93,14 +98,14 @@ def all_series(history: History, cache: Path) -> list[Series]:
                 made.append(Series(line, benchmark, index, line.revisions[present], values, steps.levels(values, starts)))
     cache.parent.mkdir(parents=True, exist_ok=True)
     beside = cache.with_name(f"{cache.name}.{os.getpid()}")
-    beside.write_bytes(pickle.dumps((CACHE_VERSION, found), protocol=5))
+    beside.write_bytes(msgspec.msgpack.encode((CACHE_VERSION, list(found.items()))))
     beside.replace(cache)
     return made
 
 
-def _load(cache: Path) -> dict[tuple[Params, str, tuple[str, ...]], tuple[int, int, list[int]]]:
+def _load(cache: Path) -> dict[_Key, _Known]:
     try:
-        version, found = pickle.loads(cache.read_bytes())
-    except Exception:  # a cache is only ever a shortcut
+        version, found = msgspec.msgpack.decode(cache.read_bytes(), type=tuple[int, list[tuple[_Key, _Known]]])
+    except (OSError, msgspec.MsgspecError, ValueError):  # a cache is only ever a shortcut
         return {}
-    return found if version == CACHE_VERSION else {}
+    return dict(found) if version == CACHE_VERSION else {}

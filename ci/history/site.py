@@ -75,12 +75,12 @@ def build(
     cache = cache or output.with_name(f"{output.name}-{CACHE}")
     trees = [_tree(folder) for folder in folders]
     order = None if repository is None else commit_order(repository, branch)
-    history = read_history(trees, cache / "results.pickle", order)
+    history = read_history(trees, cache / "results.msgpack", order)
     if not history.lines:
         raise UsageError(
             f"{', '.join(map(str, folders))} hold no result of a commit that can be shown: {'; '.join(history.problems[:3]) or 'empty'}."
         )
-    found = all_series(history, cache / "steps.pickle")
+    found = all_series(history, cache / "steps.msgpack")
     regressions = frontend.regressions(found)
     records = [tree.parent / "records" for tree in trees if (tree.parent / "records").is_dir()]
     output.parent.mkdir(parents=True, exist_ok=True)

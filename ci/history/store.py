@@ -10,22 +10,24 @@ import itertools
 import json
 import math
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ci.errors import InputError
-from ci.jsonio import read_json
+from ci.errors import InputError, one_line
+from ci.jsonio import read_bounded, read_json
 from ci.results import RESULT_VERSION, direction_of
 
 Array = npt.NDArray[np.float64]
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
+_MAX_ROWS = 1_000_000
+"""Of one benchmark; parameter axes multiply, and a damaged file could ask for any number."""
 _PER_MACHINE = ("arch", "cpu", "gpu", "num_cpu", "os", "ram")
 """Parameters that describe a machine; they may change without the device changing, and make no line of their own."""
 
@@ -106,6 +108,10 @@ def read_benchmarks(trees: Sequence[Path]) -> dict[str, Benchmark]:
             if name == "version" or not isinstance(entry, dict):
                 continue
             axes = entry.get("params") or []
+            if not isinstance(axes, list) or not all(isinstance(axis, list) for axis in axes):
+                raise InputError(f"{path}: the parameters of {name} are no lists; run asv again to write it")
+            if math.prod(len(axis) for axis in axes) > _MAX_ROWS:
+                raise InputError(f"{path}: the parameters of {name} make over {_MAX_ROWS:,} rows; give it fewer")
             direction = direction_of(str(entry.get("unit", "")), str(entry.get("type", "")), entry.get("higher_is_better"))
             if direction is None:
                 raise InputError(
@@ -146,21 +152,41 @@ def read_history(trees: Sequence[Path], cache: Path, order: Mapping[str, int] | 
     return _assemble(benchmarks, offsets, width, list(folders.values()), machines, order, problems)
 
 
-def _load(cache: Path, layout: object) -> dict[str, _Folder]:
+class _Stored(msgspec.Struct):
+    """A `_Folder` as it lies in the cache: `numbers` as its shape and bytes."""
+
+    stamps: dict[str, tuple[int, int]]
+    lines: dict[str, int]
+    heads: list[tuple[str, int, Params]]
+    shape: tuple[int, int]
+    numbers: bytes
+
+
+_Layout = list[tuple[str, tuple[tuple[str, ...], ...], str]]
+
+
+def _load(cache: Path, layout: _Layout) -> dict[str, _Folder]:
     """What an earlier run kept; nothing where it was of other benchmarks or cannot be read."""
     try:
-        with cache.open("rb") as file:
-            version, stored, folders = pickle.load(file)
-    except Exception:  # a cache is only ever a shortcut
+        version, stored, folders = msgspec.msgpack.decode(cache.read_bytes(), type=tuple[int, _Layout, dict[str, _Stored]])
+        if version != CACHE_VERSION or stored != layout:
+            return {}
+        return {
+            name: _Folder(kept.stamps, kept.lines, kept.heads, np.frombuffer(kept.numbers).reshape(kept.shape))
+            for name, kept in folders.items()
+        }
+    except (OSError, msgspec.MsgspecError, ValueError):  # a cache is only ever a shortcut
         return {}
-    return folders if version == CACHE_VERSION and stored == layout else {}
 
 
-def _save(cache: Path, layout: object, folders: Mapping[str, _Folder]) -> None:
+def _save(cache: Path, layout: _Layout, folders: Mapping[str, _Folder]) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
     beside = cache.with_name(f"{cache.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        pickle.dump((CACHE_VERSION, layout, dict(folders)), file, protocol=5)
+    stored = {
+        name: _Stored(kept.stamps, kept.lines, kept.heads, (kept.numbers.shape[0], kept.numbers.shape[1]), kept.numbers.tobytes())
+        for name, kept in folders.items()
+    }
+    beside.write_bytes(msgspec.msgpack.encode((CACHE_VERSION, layout, stored)))
     beside.replace(cache)
 
 
@@ -184,10 +210,11 @@ def _read_folder(
         else:
             try:
                 head, numbers = _read_file(path / name, benchmarks, offsets, width)
-            except (InputError, ValueError, TypeError, KeyError) as error:
-                problems.append(
-                    str(error) if isinstance(error, InputError) else f"{path / name} is no asv result ({error}); measure it again"
-                )
+            except InputError as error:
+                problems.append(str(error))
+                continue
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+                problems.append(one_line(f"{path / name} is no asv result ({error}); measure it again"))
                 continue
             made.heads.append(head)
             made.numbers[line] = numbers
@@ -199,7 +226,10 @@ def _read_folder(
 def _read_file(
     path: Path, benchmarks: Mapping[str, Benchmark], offsets: Mapping[str, int], width: int
 ) -> tuple[tuple[str, int, Params], Array]:
-    data = json.loads(path.read_bytes())
+    try:
+        data = json.loads(read_bounded(path))
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be read; measure it again") from error
     if not isinstance(data, dict) or data.get("version") != RESULT_VERSION:
         raise InputError(f"{path} is no asv result of version {RESULT_VERSION}; measure it again, or move it elsewhere")
     columns = data["result_columns"]

@@ -311,6 +311,7 @@ def test_a_fitting_baseline_has_no_problem() -> None:
         ({"triton": "3.7.0"}, "environment", ["3.6.0", "3.7.0"]),
         ({"protocol": "protocol-2"}, "protocol", ["'protocol-1'", "'protocol-2'"]),
         ({"now": datetime.datetime(2027, 6, 1, tzinfo=datetime.timezone.utc)}, "age", ["days old", "90"]),
+        ({"now": datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)}, "age", ["after today", "set the clock"]),
     ],
 )
 def test_what_makes_a_baseline_unfit_for_a_run(changes: dict[str, Any], kind: str, told: list[str]) -> None:

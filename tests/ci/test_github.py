@@ -77,6 +77,7 @@ class Fake:
     names: dict[int, str] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     comments: list[dict[str, Any]] = field(default_factory=list)
+    files: list[dict[str, str]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
 
 
@@ -105,6 +106,9 @@ def fake() -> Iterator[Fake]:
             path = self.path.removeprefix("/repos/o/r/")
             if path.startswith("pulls?"):
                 self._answer([pull for pull in state.pulls if "head=stranger%3Atopic" in path])
+            elif path.startswith("pulls/5/files?"):
+                page = int(path.rsplit("=", 1)[1])
+                self._answer(state.files[100 * (page - 1) : 100 * page])
             elif path.startswith("pulls/"):
                 self._answer(next(pull for pull in state.pulls if pull["number"] == int(path.rsplit("/", 1)[1])))
             elif "/artifacts?" in path:
@@ -210,6 +214,26 @@ def test_a_newer_commit_or_a_closed_pull_request_gets_no_comment(fake: Fake, job
         fake.pulls = [{"number": 5, "state": "open", "head": {"sha": "b" * 40}, **change}]
         assert comment.comment(job) == ["the pull request is closed or has a newer commit: nothing posted"]
     assert fake.comments == []
+
+
+def test_the_comment_names_what_needs_review_whatever_the_report_of_the_change_says(fake: Fake, job: dict[str, str]) -> None:
+    """Issue 8.6: the verdict was made by the change's code, the list of files is GitHub's."""
+    fake.artifacts = {1: archive(verdict_json=dump(result(verdict=RunVerdict.PASS, code=0)).encode())}
+    fake.names = {1: "report-h200"}
+    fake.files = [{"filename": f"docs/{number}.md"} for number in range(100)]
+    comment.comment(job)
+    assert "Needs review" not in fake.comments[0]["body"]
+    fake.files += [{"filename": "docs/rows.py", "previous_filename": "ci/rows.py"}, {"filename": f"baselines/{NASTY}.json"}]
+    comment.comment(job)
+    (posted,) = fake.comments
+    assert "## PASS" in posted["body"]
+    assert "Needs review" in posted["body"]
+    assert "the gate itself: ci/rows.py" in posted["body"]
+    assert "a baseline or its schema" in posted["body"]
+    assert "<img" not in posted["body"]
+    fake.files = [{"filename": "docs/x.md"}] * 3000
+    comment.comment(job)
+    assert "what this change touches is not known" in fake.comments[0]["body"]
 
 
 def test_outside_of_its_job_the_command_is_refused() -> None:

@@ -60,3 +60,32 @@ def test_stopping_asv_ends_its_children_whatever_their_groups(tmp_path: Path) ->
     assert run._session_of(asv.pid) == []
     with pytest.raises(ProcessLookupError):
         os.kill(asv.pid, 0)
+
+
+def test_a_measuring_process_whose_parents_were_killed_keeps_gates_away(tmp_path: Path, root: Path) -> None:
+    """The measuring process inherits a lock of its own, for when gate and asv are both gone."""
+    places = Places(tmp_path)
+    places.logs.mkdir(parents=True)
+    code = (
+        "import os, subprocess, sys\n"
+        "from asv_bench import session\n"
+        "with session._measuring() as lock:\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], pass_fds=(lock,), stdout=subprocess.DEVNULL)\n"
+        "    print(child.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    env = {**os.environ, run.LOCK_VARIABLE: str(places.measuring)}
+    asv = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, stdout=subprocess.PIPE, text=True, timeout=60)
+    worker = int(asv.stdout)
+    with pytest.raises(UsageError, match="asv of one that was killed"):
+        with run._only_one(places):
+            pass
+    os.kill(worker, 9)
+    deadline_s = time.monotonic() + 10
+    while True:
+        try:
+            with run._only_one(places):
+                break
+        except UsageError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
