@@ -122,7 +122,10 @@ def test_the_pages_figures_of_the_h200_are_those_of_the_kept_matrix(root: Path) 
     page = (root / "docs" / "mutation.md").read_text(encoding="utf-8")
     assert f"{len(kept['cells'])} rows measured, all {outcomes[matrix.REFUSED]}" in page
     assert f"all {outcomes[matrix.ACCEPTED]} of the" in page
-    for suite in SUITES:
+    measured = {cell["suite"] for cell in kept["cells"]}
+    assert measured <= set(SUITES)
+    assert len(measured) == 5
+    for suite in measured:
         refused = {cell["fault"] for cell in kept["cells"] if cell["suite"] == suite and cell["outcome"] == matrix.REFUSED}
         assert len(refused) >= 8
         assert f"{suite} {len(refused)}" in page

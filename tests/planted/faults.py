@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DECODE = "rapid_llm/kernels/paged_decode.py"
+_CONFIGS = "rapid_llm/kernels/configs.py"
 _WRITE = "rapid_llm/kernels/kv_write.py"
 _WRITE_OP = "rapid_llm/kernels/ops/kv.py"
 
@@ -53,7 +54,7 @@ class Fault:
             file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
 
 
-_WRITE_CALL = "        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor)\n"
+_WRITE_CALL = "        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)\n"
 _LAUNCH_END = "            BLOCK_D=triton.next_power_of_2(head_dim),\n        )\n"
 
 FAULTS: tuple[Fault, ...] = (
@@ -96,11 +97,11 @@ FAULTS: tuple[Fault, ...] = (
         (("launches", "REGRESSED"),),
     ),
     Fault("the work done twice", WRITE_ROW, (Edit(_WRITE_OP, _WRITE_CALL, 2 * _WRITE_CALL),), (("launches", "REGRESSED"),)),
-    Fault("another grid", DECODE_ROW, (Edit(_DECODE, "wanted = 2 * num_sms", "wanted = 4 * num_sms"),), (("grid", "CHANGED"),)),
+    Fault("another grid", DECODE_ROW, (Edit(_CONFIGS, "wanted = 2 * num_sms", "wanted = 4 * num_sms"),), (("grid", "CHANGED"),)),
     Fault(
         "a block size doubled",
         DECODE_ROW,
-        (Edit(_DECODE, "block_n=32 if wide else 64", "block_n=64 if wide else 128"),),
+        (Edit(_CONFIGS, "block_n=32 if wide else 64", "block_n=64 if wide else 128"),),
         (("registers", "CHANGED"), ("shared memory", "CHANGED")),
     ),
 )

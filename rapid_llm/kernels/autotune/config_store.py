@@ -180,7 +180,7 @@ class ConfigStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
+        with self.path.with_name(f".{self.path.name}.lock").open("w", encoding="ascii") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
