@@ -31,7 +31,7 @@ gate: $(VENV_READY) ## measure, compare, report: ends with a verdict and report/
 
 .PHONY: test
 test: $(VENV_READY) ## run the tests (ARGS='-m "not slow"' for the quick ones)
-	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: $(VENV_READY) ## ruff and strict mypy

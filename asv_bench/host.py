@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from asv_bench.lazy import LazyModule
-from asv_bench.quiet import each_cpu, no_flush
+from asv_bench.quiet import do_nothing, each_cpu
 from asv_bench.timing import MIN_SAMPLES, Timing, quantile
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _BLOCK_QUANTILE = 0.2
 Call = Callable[[], object]
 
 
-def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS, poison: Call = no_flush) -> Timing:
+def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS, poison: Call = do_nothing) -> Timing:
     """Times what the host waits for: perf_counter around the call and a trailing synchronise, which is part of the reading.
 
     A host core is shared with neighbours, who slow it down for milliseconds at a time. So the calls are timed in short blocks spread
@@ -47,7 +47,7 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
     Raises:
         TimingError: The reading is no number.
     """
-    sync = torch.cuda.synchronize if device.type == "cuda" else no_flush
+    sync = torch.cuda.synchronize if device.type == "cuda" else do_nothing
     if reset is not None:
         reset()
     fn()
@@ -55,16 +55,17 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
     samples: list[float] = []
     floors: list[float] = []
     block_ms = (rep_ms if device.type == "cuda" else min(rep_ms, WALL_REP_MS)) / _BLOCKS
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS if device.type == "cuda" else 1):
         if attempt:
             time.sleep(_PAUSE_S)
         for _ in each_cpu(_BLOCKS):
-            floors.append(quantile(_samples(no_flush, None, sync, 0.0), _BLOCK_QUANTILE))
+            floors.append(quantile(_samples(do_nothing, None, sync, 0.0), _BLOCK_QUANTILE))
             samples.append(quantile(_samples(fn, reset, sync, block_ms), _BLOCK_QUANTILE))
         floor = Timing("bench_host", "wall-clock", tuple(floors), estimator="quiet").reading_us
-        if floor <= _QUIET_FACTOR * _quiet_floor_us(device):
+        # On a CPU device there is nothing to synchronise with, and the floor is the clock's own cost: no sign of a disturbance.
+        disturbed = device.type == "cuda" and floor > _QUIET_FACTOR * _quiet_floor_us(device)
+        if not disturbed:
             break
-    disturbed = floor > _QUIET_FACTOR * _quiet_floor_us(device)
     timing = Timing("bench_host", "wall-clock", tuple(samples), floor, l2="untouched", estimator="quiet", disturbed=disturbed)
     timing.check()
     return timing
@@ -99,12 +100,12 @@ def _samples(fn: Call, reset: Call | None, sync: Call, rep_ms: float) -> list[fl
 
 @functools.cache
 def _quiet_floor_us(device: torch.device) -> float:
-    """The floor of `bench_host` on a quiet host: the lowest of a few scans over all CPUs, spread over a second."""
-    sync = torch.cuda.synchronize if device.type == "cuda" else no_flush
+    """The floor of `bench_host` beside a CUDA device on a quiet host: the lowest of a few scans over all CPUs, spread over a second."""
+    sync = torch.cuda.synchronize
     scans = []
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S / 2)
-        blocks = [quantile(_samples(no_flush, None, sync, 0.0), _BLOCK_QUANTILE) for _ in each_cpu(_BLOCKS)]
+        blocks = [quantile(_samples(do_nothing, None, sync, 0.0), _BLOCK_QUANTILE) for _ in each_cpu(_BLOCKS)]
         scans.append(Timing("bench_host", "wall-clock", tuple(blocks), estimator="quiet").reading_us)
     return min(scans)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from asv_bench.environment import collect_environment
 from asv_bench.host import bench_host, wall_samples
 from asv_bench.lazy import LazyModule
-from asv_bench.quiet import FLUSH_FACTOR, CpuFlush, DeviceFlush, l2_bytes, no_flush, no_synchronise
+from asv_bench.quiet import FLUSH_FACTOR, CpuFlush, DeviceFlush, do_nothing, l2_bytes, no_synchronise
 from asv_bench.table import CHECK_ORDER, Row, Work, report
 from asv_bench.timing import MIN_SAMPLES, Timing, TimingError
 
@@ -85,7 +85,7 @@ def metadata(device: torch.device, *, dtype: str | None = None, shapes: dict[str
     return {**collect_environment(device), "dtype": dtype, "shapes": shapes or {}}
 
 
-def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool = False, poison: Call = no_flush) -> Timing:
+def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool = False, poison: Call = do_nothing) -> Timing:
     """Times an idempotent call with a cold cache.
 
     On CUDA: bursts of `triton.testing.do_bench`, which flushes the L2 before each call and outside the events; the flush has to be at
@@ -104,7 +104,7 @@ def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool
     """
     if device.type != "cuda":
         fn()
-        flush = no_flush if warm else CpuFlush()
+        flush = do_nothing if warm else CpuFlush()
         poison()
         return _checked(Timing("bench", "wall-clock", wall_samples(fn, flush, rep_ms), l2="warm" if warm else "cold"))
     if warm:
@@ -121,7 +121,7 @@ def bench(fn: Call, *, device: torch.device, rep_ms: float = _REP_MS, warm: bool
 
 
 def bench_graph(
-    calls: Sequence[Call], *, device: torch.device, set_bytes: float, rep_ms: float = _REP_MS, poison: Call = no_flush
+    calls: Sequence[Call], *, device: torch.device, set_bytes: float, rep_ms: float = _REP_MS, poison: Call = do_nothing
 ) -> Timing:
     """Device time of a call without the host's enqueue time: replays a CUDA graph of many calls.
 
@@ -228,7 +228,7 @@ def _graph_samples(
         call()
     torch.cuda.synchronize()
     rotates = set_bytes is None or set_bytes * len(calls) >= FLUSH_FACTOR * l2_bytes(device)
-    flush = no_flush if rotates else DeviceFlush(device)
+    flush = do_nothing if rotates else DeviceFlush(device)
     graph = _capture(calls, 1)
     replay_us = _graph_sample_us(graph, 3)
     passes = 1

@@ -43,8 +43,8 @@ class DeviceFlush:
         self._buffer.zero_()
 
 
-def no_flush() -> None:
-    """Leaves the cache as it is."""
+def do_nothing() -> None:
+    """Stands for a flush, a poison or a call that there is none of."""
 
 
 def l2_bytes(device: torch.device) -> int:

@@ -21,7 +21,7 @@ import rapid_llm
 from asv_bench import launches, microbench, peaks, records
 from asv_bench.environment import collect_environment, collect_state
 from asv_bench.microbench import Row, Timing, TimingError, bench, bench_graph, bench_host
-from asv_bench.quiet import no_flush
+from asv_bench.quiet import do_nothing
 from asv_bench.suite import Prepared, SuiteRow, all_rows
 from asv_bench.verify import VerificationError
 
@@ -195,7 +195,7 @@ class Bench:
 
         bottleneck = row.case.bottleneck
         if bottleneck == "host" or (bottleneck == "launch" and self.device.type == "cpu"):
-            again = no_flush if prepared.reset is not None else poison
+            again = do_nothing if prepared.reset is not None else poison
             return bench_host(prepared.calls[0], prepared.reset, device=self.device, poison=again)
         if self.device.type == "cuda" and self._shortest_us(prepared) < _LONG_CALL_US:
             return bench_graph(prepared.calls, device=self.device, set_bytes=prepared.work.moved or 0.0, poison=prepared.poison)

@@ -24,7 +24,9 @@ if not _has_cuda():
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips the GPU tests, with the reason, where there is no GPU."""
+    """Skips the GPU tests, with the reason, where there is no GPU; files with slow tests come first, so that no process ends with them."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if any(item.get_closest_marker("gpu") for item in items) and not _has_cuda():
         skip = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:
