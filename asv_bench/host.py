@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from asv_bench.lazy import LazyModule
 from asv_bench.quiet import do_nothing, each_cpu
-from asv_bench.timing import MIN_SAMPLES, Timing, quantile
+from asv_bench.timing import MIN_SAMPLES, Call, Timing, quantile
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +24,6 @@ _ATTEMPTS = 4
 _PAUSE_S = 0.4
 _QUIET_FACTOR = 1.15
 _BLOCK_QUANTILE = 0.2
-
-Call = Callable[[], object]
 
 
 def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep_ms: float = _REP_MS, poison: Call = do_nothing) -> Timing:

@@ -33,7 +33,7 @@ from asv_bench.host import bench_host, wall_samples
 from asv_bench.lazy import LazyModule
 from asv_bench.quiet import FLUSH_FACTOR, CpuFlush, DeviceFlush, do_nothing, l2_bytes, no_synchronise
 from asv_bench.table import CHECK_ORDER, Row, Work, report
-from asv_bench.timing import MIN_SAMPLES, Timing, TimingError
+from asv_bench.timing import MIN_SAMPLES, Call, Timing, TimingError
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +71,6 @@ _REPLAY_ENQUEUE_US = 60.0
 _FLOOR_REP_MS = 10
 _RUN_AHEAD_FACTOR = 3.0
 _HOLD_LIMIT_US = 5e4
-
-Call = Callable[[], object]
 
 
 def now_s() -> float:

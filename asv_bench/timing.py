@@ -6,8 +6,12 @@ import itertools
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+Call = Callable[[], object]
+"""What a timer times, and what it does between: a call without arguments, whose result is not looked at."""
 
 MIN_SAMPLES = 5
 _FLOOR_FACTOR = 1.5
