@@ -12,6 +12,7 @@ from scipy import stats
 
 from ci import noise
 from ci.model import CommitResult, Direction, RowKey, RowOutcome, RowResult, RowVerdict
+from ci.pairs import DELTA0
 from ci.rows import describe, is_control, mismatch, percent, serving_classes, stateful_outcome
 
 ALPHA = 0.01
@@ -49,6 +50,12 @@ class Reference:
     latency_us: float | None = None
     tick_us: float | None = None
     section: str = "other"
+    process_sd: float = math.nan
+    """SD of ln latency of one process, where the reference knows it."""
+    delta0: float = DELTA0
+    """Margin that a confirmation in pairs would take off."""
+    pair_floor: float = 0.0
+    """Floor that such a confirmation would have, where it is the larger one."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,7 @@ def _verdict(row: _Row, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
     if not row.screened(1) and row.z <= row.edge:
         return RowVerdict.PASS, f"{size}, within the band"
     if num_head > 1 and math.expm1(row.z + CLEARED_SDS * row.error(num_head)) < row.floor:
-        return RowVerdict.PASS, f"cleared: {size} over {num_head} runs, under the floor of {percent(row.floor)}"
+        return RowVerdict.CLEARED, f"{size} over {num_head} runs, under the floor of {percent(row.floor)}"
     why = "chance is not excluded" if num_head > 1 else "a second run has to confirm it"
     return RowVerdict.UNCONFIRMED, f"{size}, beyond the screen's band, but {why}"
 
@@ -276,6 +283,7 @@ def judge(
     *,
     estimate: Estimator,
     incomparable: Mapping[RowKey, str] | None = None,
+    pairs: int | None = None,
 ) -> Judged:
     """Judges one or two runs of a commit against reference runs.
 
@@ -284,6 +292,7 @@ def judge(
         references: Accepted runs of each row; controls and rows have the same runs, in the same order.
         estimate: ln latency of a row in one run.
         incomparable: Rows that the reference knows in another form only, with the reason.
+        pairs: Pairs of the last look of the confirmation that screened rows go through; None where a second run has to confirm them.
     Returns:
         An outcome of every row that either side has.
     """
@@ -319,7 +328,7 @@ def judge(
     slow = noise.holm([row.p_value(1) for row in rows], ALPHA)
     fast = noise.holm([row.p_value(-1) for row in rows], ALPHA)
     for row, rejected_slow, rejected_fast in zip(rows, slow, fast, strict=True):
-        mde80 = noise.mde80_baseline(row.sd, row.nu, row.num_base, floor=row.floor, num_rows=len(rows), alpha=ALPHA)
+        mde80 = _mde80(row, len(rows), pairs)
         outcomes.append(_outcome(row, bool(rejected_slow), bool(rejected_fast), mde80))
     outcomes.extend(_control_outcome(row) for row in controls)
     few = [row for row in rows if row.num_base < MIN_LEARNED_RUNS]
@@ -329,6 +338,16 @@ def judge(
             f"an SD of {100 * noise.DECLARED_SD:.0f} % is declared for them"
         )
     return Judged(outcomes, _unfit(rows, controls), notices)
+
+
+def _mde80(row: _Row, num_rows: int, pairs: int | None) -> float:
+    """The smallest regression that is found with probability .8, by the way that would confirm it."""
+    if pairs is None:
+        return noise.mde80_baseline(row.sd, row.nu, row.num_base, floor=row.floor, num_rows=num_rows, alpha=ALPHA)
+    reference = row.reference
+    process_sd = row.sd if math.isnan(reference.process_sd) else reference.process_sd
+    floor = max(row.floor, reference.pair_floor)
+    return noise.mde80_confirmed(row.sd, row.nu, row.num_base, process_sd=process_sd, pairs=pairs, floor=floor, delta0=reference.delta0)
 
 
 _GRAVITY = (
