@@ -1,4 +1,4 @@
-"""`python -m ci`: gate, run, compare, merge, report, table, baseline, site, and what a job on GitHub needs."""
+"""`python -m ci`: gate, run, compare, bisect, merge, report, table, baseline, site, and what a job on GitHub needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
+from ci import bisect_run, compiled_run, github, run, shards, spread, tables
 from ci import comment as comments
-from ci import compiled_run, github, run, shards, spread, tables
 from ci import gate as gating
 from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--machine", help="machine of the results (default: this device)")
     compare.add_argument("--baseline", type=Path, help="a baseline file")
     compare.add_argument("--base", nargs="+", default=[], metavar="COMMIT", help="commits to compare with: one, or a history")
+
+    bisect = commands.add_parser("bisect", help="find the first commit that made a row slower")
+    bisect.add_argument("row", metavar="ROW", help="exact name of a row, as the table and the report show it")
+    bisect.add_argument("--good", required=True, metavar="COMMIT", help="a commit before the slowdown")
+    bisect.add_argument("--bad", required=True, metavar="COMMIT", help="a commit that has it")
+    bisect.add_argument("--pairs", type=_positive, default=gating.PAIRS, help="pairs of processes a step")
+    bisect.add_argument("--report", type=Path, default=Path("report"), help="folder for bisect.json and the runs (default: report)")
 
     merge = commands.add_parser("merge", help="judge the shards of a gate, or merge kept runs into one")
     merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of `gate --shard`, or of `run --keep`")
@@ -221,6 +228,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS if set(states) <= {"measured", "skipped"} and "measured" in states else ExitCode.INCOMPLETE)
 
 
+def _bisect(options: argparse.Namespace, console: Console) -> int:
+    return int(bisect_run.find(Path.cwd(), options.row, options.good, options.bad, options.pairs, options.report, console))
+
+
 def _compare(options: argparse.Namespace, console: Console) -> int:
     result = _compared(options)
     result = replace(result, created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}")
@@ -364,6 +375,7 @@ _COMMANDS = {
     "gate": _gate,
     "run": _run,
     "compare": _compare,
+    "bisect": _bisect,
     "merge": _merge,
     "report": _report,
     "summary": _summary,

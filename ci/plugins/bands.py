@@ -63,7 +63,8 @@ class _State:
     factors: dict[RowKey, float] = field(default_factory=dict)
     sides: Counter[str] = field(default_factory=Counter)
     """How many sides have a value of a row, by its label."""
-    own: set[str] = field(default_factory=set)
+    own: dict[str, float] = field(default_factory=dict)
+    """Factors that were used, by label."""
 
 
 _state = _State()
@@ -97,7 +98,7 @@ def _unroll(name: str, params: Any, *values: Any) -> Iterator[tuple[Any, ...]]:
             if found is not None:
                 value = value if isinstance(value, direction.Higher) else Lower(value)
                 value.factor = found
-                _state.own.add(label)
+                _state.own[label] = found
         yield (label, value, *rest)
 
 
@@ -165,7 +166,7 @@ def _load_sides(conf: Any, hashes: Sequence[str], resultsets: Sequence[Any], mac
 
 def _print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float, split: bool, **kwargs: Any) -> Any:
     asked = _state.asked
-    _state.factors, _state.sides, _state.own = {}, Counter(), set()
+    _state.factors, _state.sides, _state.own = {}, Counter(), {}
     told = "-f holds for every row"
     for name in ("resultset_1", "resultset_2"):
         if kwargs.get(name) is not None:
@@ -179,8 +180,10 @@ def _print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float
             told = f"no baseline can be used: {error}"
     result = direction.print_table(cls, conf, hash_1, hash_2, factor, split, **kwargs)
     compared = {label for label, count in _state.sides.items() if count > 1}
-    own = len(compared & _state.own)
-    print(f"Bands: {own} row(s) by their own band, {len(compared) - own} by the factor {factor:g} ({told}).")
+    own = compared & _state.own.keys()
+    wide = sum(_state.own[label] > factor for label in own)
+    told = f"{told}; {wide} band(s) are wider than that factor" if wide else told
+    print(f"Bands: {len(own)} row(s) by their own band, {len(compared) - len(own)} by the factor {factor:g} ({told}).")
     return result
 
 

@@ -113,7 +113,8 @@ def test_a_quiet_row_that_falls_by_two_per_cent_regresses_and_a_noisy_one_that_f
     assert len(marked) == 2, done.stdout  # the rate, and the latency that rose with it
     assert all("'large'" in line for line in marked)
     base = toy.git("rev-parse", "HEAD~1")
-    assert _told(done) == f"Bands: 4 row(s) by their own band, 0 by the factor 1.1 (baselines/{detect().key}.json of {base[:12]})."
+    name = f"baselines/{detect().key}.json of {base[:12]}"
+    assert _told(done) == f"Bands: 4 row(s) by their own band, 0 by the factor 1.1 ({name}; 2 band(s) are wider than that factor)."
 
     again = toy.asv("compare", base, "HEAD", "--only-changed")
     assert [line.split("|")[-2] for line in _marked(again, "+")] == sorted(line.split("|")[-2] for line in marked)
