@@ -61,6 +61,8 @@ def find(root: Path, row: str, good: str, bad: str, pairs: int, directory: Path,
         _print(console, f"{path} is of another row, other ends or another device, and is replaced")
 
     def measure(base: Commit, commit: Commit, count: int, wanted: float | None) -> Measured:
+        if count > pairs:
+            _print(console, f"{commit.short} is unconfirmed with {pairs} pairs: measuring {count}")
         try:
             result = _compare(repository, device, row, base, commit, count, directory, console)
         except InputError as error:
