@@ -1,0 +1,121 @@
+"""`python -m tests.statistics NAME`: prints tables of docs/statistics.md, and stores what they rest on with `--json FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.errors import GateError
+from ci.pairs import DELTA0
+from tests.statistics import recorded, replay, resample, simulate, tables, worlds
+from tests.statistics.records import read_processes
+
+ROOT = Path(__file__).resolve().parents[2]
+RENDER = {"replay": replay.render, "simulate": simulate.render, "bias": simulate.render_bias, "resample": resample.render}
+BIAS_SDS = (0.0, 0.002, 0.005)
+DELTAS = (0.0, 0.002, 0.004, 0.01)
+
+
+def own_folders(root: Path) -> list[Path]:
+    """The kept runs of the repository."""
+    return sorted((root / "baselines" / "asv").iterdir())
+
+
+def run_replay(root: Path, shared_data: Path) -> dict[str, Any]:
+    """Data of `replay`."""
+    return {"rows": replay.replay(recorded.all_recorded(root, shared_data)), "made": tables.made_with("replay", 0)}
+
+
+def _rows(world: worlds.World) -> str:
+    return f"{world.layout.judged.size} judged rows and {int(world.layout.control.sum())} controls"
+
+
+def run_simulate(root: Path, *, quick: bool = False, seed: int = simulate.SEED) -> dict[str, Any]:
+    """Data of `simulate`."""
+    own = read_processes(own_folders(root))
+    real, on_device = worlds.measured(own), worlds.measured(own, leave_out=("host",))
+    many = worlds.measured(own, 100, seed=seed, leave_out=("host",))
+    total = len(real.layout.names)
+    few, runs = "3 processes as baseline", len(own.runs())
+    plan = [
+        (f"Pessimistic noise (simulated), {_rows(worlds.pessimistic(100))}, 10 runs of {few}", worlds.pessimistic(100), 10),
+        (f"Pessimistic noise (simulated), {_rows(worlds.pessimistic(total))}, 10 runs of {few}", worlds.pessimistic(total), 10),
+        (f"Simulated with the spreads of the H200's records, {_rows(real)}, {runs} runs of {few}", real, runs),
+        (f"The same without the rows that the host's clock times, {_rows(on_device)}", on_device, runs),
+        (f"The same, {_rows(many)} drawn from those", many, runs),
+    ]
+    gates, moved, hit = (20, 10, 10) if quick else (2000, 500, 300)
+    found = [
+        {
+            "title": title,
+            "rows": simulate.simulate(world, seed=seed, runs=runs, gates=gates, shifted_gates=moved, power_gates=hit, delta0=DELTA0),
+        }
+        for title, world, runs in plan
+    ]
+    return {"worlds": found, "delta0": DELTA0, "made": tables.made_with("simulate" + (" --quick" if quick else ""), seed)}
+
+
+def run_bias(root: Path, *, quick: bool = False, seed: int = simulate.SEED) -> dict[str, Any]:
+    """Data of `bias`."""
+    world = worlds.measured(read_processes(own_folders(root)), leave_out=("host",))
+    gates, power = (20, 10) if quick else (1000, 300)
+    rows = simulate.bias_table(world, seed=seed, runs=5, gates=gates, power_gates=power, sds=BIAS_SDS, deltas=DELTAS)
+    return {"rows": rows, "made": tables.made_with("bias" + (" --quick" if quick else ""), seed)}
+
+
+def run_resample(folders: Sequence[Path], *, quick: bool = False, one_code: bool = False, seed: int = resample.SEED) -> dict[str, Any]:
+    """Data of `resample`."""
+    processes = read_processes(folders, one_code=one_code)
+    gates, power = (30, 3) if quick else (2000, 40)
+    made = tables.made_with(" ".join(["resample", *(["--one-code"] if one_code else []), *map(str, folders)]), seed)
+    return {**resample.resample(processes, seed=seed, gates=gates, power_gates=power), "made": made}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.statistics", description=__doc__)
+    parser.add_argument("--json", type=Path, help="store what was found here")
+    parser.add_argument("--quick", action="store_true", help="few gates, to see that it runs; the shares mean nothing")
+    names = parser.add_subparsers(dest="name", required=True)
+    made = names.add_parser("replay", help="every rule on the recorded gates")
+    made.add_argument("--data", type=Path, help="folder of the shared data; $RAPID_LLM_SHARED/data where it is left out")
+    names.add_parser("simulate", help="every rule on simulated noise")
+    names.add_parser("bias", help="a persistent bias of a rebuild against delta0")
+    made = names.add_parser("resample", help="A/A gates drawn from recorded processes")
+    made.add_argument("folders", type=Path, nargs="*", help="kept runs, or runs/pairs of a gate; baselines/asv/* where left out")
+    made.add_argument("--one-code", action="store_true", help="the folders' commits run the same code")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; 2 where it cannot."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        if chosen.name == "replay":
+            data = chosen.data or Path(os.environ.get("RAPID_LLM_SHARED", ROOT.parent / "shared")) / "data"
+            if not data.is_dir():
+                print(f"the shared data are not at {data}; name their folder with --data", file=sys.stderr)
+                return 2
+            found = run_replay(ROOT, data)
+        elif chosen.name == "simulate":
+            found = run_simulate(ROOT, quick=chosen.quick)
+        elif chosen.name == "bias":
+            found = run_bias(ROOT, quick=chosen.quick)
+        else:
+            folders = chosen.folders or [folder.relative_to(ROOT) if Path.cwd() == ROOT else folder for folder in own_folders(ROOT)]
+            found = run_resample(folders, quick=chosen.quick, one_code=chosen.one_code)
+    except GateError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(tables.told(found["made"]))
+    print(RENDER[chosen.name](found))
+    if chosen.json:
+        tables.store(chosen.json, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
