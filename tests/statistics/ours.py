@@ -222,6 +222,7 @@ def gate(
     *,
     delta0: float | Array = DELTA0,
     shift: Array | float = 0.0,
+    spread_floor: bool = True,
 ) -> Gate:
     """Screens and confirms; a run on an unfit machine stops before the pairs.
 
@@ -231,10 +232,11 @@ def gate(
         pairs: Gives [picked, 48] differences for the picked rows.
         delta0: Margin that counts as no change.
         shift: Added to the head's rows in the screen; `pairs` adds its own.
+        spread_floor: Whether the pairs have to reach three SDs of the row's runs, as in the gate, or the floor of the instrument alone.
     """
     picked = np.flatnonzero(screened.picked(shift))
     if screened.unfit or not picked.size:
         nothing = np.zeros(0, dtype=np.intp)
         return Gate(screened.unfit, picked, Confirmed(nothing, nothing, 0))
-    floor = np.maximum(screened.floor, layout.least)
+    floor = np.maximum(screened.floor if spread_floor else layout.ticks, layout.least)
     return Gate(False, picked, confirm(picked, pairs(picked), floor, delta0, layout.names))

@@ -22,6 +22,8 @@ SEED = 20261130
 CHUNK = 100
 SIZES = (0.01, 0.02, 0.03, 0.05, 0.10)
 OURS = "screen, then paired confirm"
+LOW_FLOOR = "the same, confirm floor of .5 % (not built)"
+"""What the gate would do if the pairs had the floor of the instrument alone, and not three SDs of the row's runs."""
 PROCESSES = 3
 
 
@@ -84,10 +86,10 @@ def batch(
 def judge_others(made: Batch) -> dict[str, npt.NDArray[np.bool_]]:
     """[gates, rows] of each of the eight rules; controls are not judged."""
     judged = ~made.draw.world.layout.control
-    return {name: rule(made.base, made.head) & judged for name, rule in rules.RULES.items()}
+    return {name: np.logical_and(rule(made.base, made.head), judged) for name, rule in rules.RULES.items()}
 
 
-def judge_ours(made: Batch, delta0: float) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int]:
+def judge_ours(made: Batch, delta0: float, *, spread_floor: bool = True) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int]:
     """(regressed [gates, rows], unfit [gates], row-measurements of the pairs of all gates)."""
     layout = made.draw.world.layout
     runs, heads = noise.fast60(made.base), noise.fast60(made.head)
@@ -98,9 +100,9 @@ def judge_ours(made: Batch, delta0: float) -> tuple[npt.NDArray[np.bool_], npt.N
 
         def pairs(rows: ours.Indices, i: int = i) -> rules.Array:
             change = np.where(rows == made.hit[i], np.log1p(made.size), 0.0) + made.bias[i, rows]
-            return made.draw.pairs(i, rows, ours.LOOKS[-1]) + change[:, None]
+            return np.asarray(made.draw.pairs(i, rows, ours.LOOKS[-1]) + change[:, None])
 
-        gate = ours.gate(ours.screen(runs[i], heads[i], layout), layout, pairs, delta0=delta0)
+        gate = ours.gate(ours.screen(runs[i], heads[i], layout), layout, pairs, delta0=delta0, spread_floor=spread_floor)
         regressed[i, gate.confirmed.regressed], unfit[i] = True, gate.unfit
         cost += gate.confirmed.measurements
     return regressed, unfit, cost
@@ -111,7 +113,7 @@ def simulate(
 ) -> list[dict[str, Any]]:
     """Every rule on the same gates of one world."""
     rng = np.random.default_rng(seed)
-    tallies = {name: Tally() for name in (*rules.RULES, OURS)}
+    tallies = {name: Tally() for name in (*rules.RULES, OURS, LOW_FLOOR)}
     plan = [(0.0, gates, False), (0.0, shifted_gates, True), *((size, power_gates, False) for size in SIZES)]
     for size, count, with_shift in plan:
         for start in range(0, count, CHUNK):
@@ -119,9 +121,9 @@ def simulate(
             made = batch(world, rng, now, runs, size, shift=1.0 if with_shift else None)
             found, none = judge_others(made), np.zeros(now, dtype=np.bool_)
             with ours.shared_flips():
-                own, unfit, cost = judge_ours(made, delta0)
+                staged = {name: judge_ours(made, delta0, spread_floor=name == OURS) for name in (OURS, LOW_FLOOR)}
             for name, tally in tallies.items():
-                mask, bad, extra = (own, unfit, cost) if name == OURS else (found[name], none, 0)
+                mask, bad, extra = staged.get(name) or (found[name], none, 0)
                 _count(tally, made, mask, bad, with_shift=with_shift)
                 if size == 0 and not with_shift:
                     tally.measurements += now * len(world.layout.names) * PROCESSES + extra

@@ -90,7 +90,7 @@ def test_shared_flips_agree_with_the_gates_own(num_pairs: int) -> None:
 def test_the_patch_of_the_flips_ends() -> None:
     before = noise.sign_flip_p
     with ours.shared_flips():
-        assert sequential.noise.sign_flip_p is ours.shared_sign_flip_p
+        assert noise.sign_flip_p is ours.shared_sign_flip_p
     assert noise.sign_flip_p is before
 
 
