@@ -135,8 +135,8 @@ def compare_baseline(
 ) -> GateResult:
     """Judges one or two runs of a commit against the baseline of its device.
 
-    With one run, rows beyond the screen's band carry the flag SCREENED, and `ci.staged` confirms them in pairs. With two, the mean of both is
-    tested over all comparable rows, so that having picked rows by the first costs nothing: for a merge-base that cannot be measured.
+    With one run, rows beyond the screen's band carry the flag SCREENED, and `ci.staged` confirms them in pairs. With two, for a merge-base
+    that cannot be measured, the mean of both is tested over all comparable rows, so that having picked rows by the first costs nothing.
 
     Args:
         head_runs: One run, or two in the order of measurement, joined with their records.

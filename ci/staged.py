@@ -1,4 +1,4 @@
-"""The verdict in stages: one run screens the rows against the baseline, and pairs of merge-base and HEAD confirm or clear what it picked."""
+"""The verdict in stages: a run screens the rows against the baseline; pairs with the merge-base confirm or clear what it picked."""
 
 from __future__ import annotations
 
