@@ -11,13 +11,12 @@ from typing import Any
 
 from ci.errors import GateError
 from ci.pairs import DELTA0
-from tests.statistics import recorded, replay, resample, simulate, tables, worlds
-from tests.statistics.records import read_processes
+from tests.statistics import page, recorded, replay, resample, simulate, tables, worlds
+from tests.statistics.records import against, read_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-RENDER = {"replay": replay.render, "simulate": simulate.render, "bias": simulate.render_bias, "resample": resample.render}
 BIAS_SDS = (0.0, 0.002, 0.005)
-DELTAS = (0.0, 0.002, 0.004, 0.01)
+DELTAS = (0.0, 0.002, 0.004, 0.01, 0.015)
 
 
 def own_folders(root: Path) -> list[Path]:
@@ -67,12 +66,18 @@ def run_bias(root: Path, *, quick: bool = False, seed: int = simulate.SEED) -> d
     return {"rows": rows, "made": tables.made_with("bias" + (" --quick" if quick else ""), seed)}
 
 
-def run_resample(folders: Sequence[Path], *, quick: bool = False, one_code: bool = False, seed: int = resample.SEED) -> dict[str, Any]:
+def run_resample(
+    folders: Sequence[Path], *, quick: bool = False, one_code: bool = False, baseline: Path | None = None, seed: int = resample.SEED
+) -> dict[str, Any]:
     """Data of `resample`."""
-    processes = read_processes(folders, one_code=one_code)
+    processes, runs = read_processes(folders, one_code=one_code), None
+    words = ["resample", *(["--one-code"] if one_code else [])]
+    if baseline is not None:
+        processes, runs = against(processes, baseline)
+        words += ["--baseline", str(baseline)]
     gates, power = (30, 3) if quick else (2000, 40)
-    made = tables.made_with(" ".join(["resample", *(["--one-code"] if one_code else []), *map(str, folders)]), seed)
-    return {**resample.resample(processes, seed=seed, gates=gates, power_gates=power), "made": made}
+    made = tables.made_with(" ".join([*words, *map(str, folders)]), seed)
+    return {**resample.resample(processes, seed=seed, gates=gates, power_gates=power, baseline=runs), "made": made}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,12 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     made = names.add_parser("resample", help="A/A gates drawn from recorded processes")
     made.add_argument("folders", type=Path, nargs="*", help="kept runs, or runs/pairs of a gate; baselines/asv/* where left out")
     made.add_argument("--one-code", action="store_true", help="the folders' commits run the same code")
+    made.add_argument("--baseline", type=Path, help="screen against this stored baseline, not against the remaining processes")
+    names.add_parser("page", help="write docs/data/statistics/*.json into docs/statistics.md")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 2 where it cannot."""
     chosen = _parser().parse_args(arguments)
+    if chosen.name == "page":
+        print("docs/statistics.md has changed" if page.rewrite(ROOT) else "docs/statistics.md is up to date")
+        return 0
     try:
         if chosen.name == "replay":
             data = chosen.data or Path(os.environ.get("RAPID_LLM_SHARED", ROOT.parent / "shared")) / "data"
@@ -106,12 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = run_bias(ROOT, quick=chosen.quick)
         else:
             folders = chosen.folders or [folder.relative_to(ROOT) if Path.cwd() == ROOT else folder for folder in own_folders(ROOT)]
-            found = run_resample(folders, quick=chosen.quick, one_code=chosen.one_code)
+            found = run_resample(folders, quick=chosen.quick, one_code=chosen.one_code, baseline=chosen.baseline)
     except GateError as error:
         print(error, file=sys.stderr)
         return 2
-    print(tables.told(found["made"]))
-    print(RENDER[chosen.name](found))
+    print(page.part(chosen.name, found))
     if chosen.json:
         tables.store(chosen.json, found)
     return 0

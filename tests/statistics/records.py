@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from ci import baseline as baselines
+from ci import noise
 from ci.errors import InputError
 from ci.model import ProcessRecord, RowRecord
 from ci.pairs import DEVICE_FLOOR, WALL_CLOCK_FLOOR
@@ -33,6 +35,7 @@ class Processes:
         commit: What was measured.
         device: As the records name it.
         left_out: Rows that not every process measured.
+        versions: [rows], of the measurement.
     """
 
     layout: Layout
@@ -42,6 +45,15 @@ class Processes:
     commit: str
     device: str
     left_out: tuple[str, ...]
+    versions: tuple[str, ...] = ()
+
+    def take(self, rows: Sequence[int]) -> Processes:
+        """The same processes with some rows alone; the others are left out."""
+        names, kept = self.layout.names, set(rows)
+        gone = tuple(name for i, name in enumerate(names) if i not in kept)
+        versions = tuple(self.versions[row] for row in rows)
+        left_out = tuple(sorted({*self.left_out, *gone}))
+        return replace(self, layout=self.layout.take(rows), y=self.y[:, list(rows)], left_out=left_out, versions=versions)
 
     def runs(self) -> list[Array]:
         """One [rows, processes] a folder, in the folders' order."""
@@ -122,4 +134,26 @@ def read_processes(folders: Sequence[Path], *, one_code: bool = False) -> Proces
     y = np.array([[_ln_latency(table[name]) for name in whole] for table in tables])
     left_out = tuple(sorted({name for table in tables for name in table} - set(whole)))
     boots, runs = tuple(_place(record) for _, record in found), tuple(run for run, _ in found)
-    return Processes(layout, y, boots, runs, sorted(commits)[0], devices.pop(), left_out)
+    versions = tuple(row.version for row in rows)
+    return Processes(layout, y, boots, runs, sorted(commits)[0], devices.pop(), left_out, versions)
+
+
+def against(processes: Processes, path: Path) -> tuple[Processes, Array]:
+    """The rows that a stored baseline measured alike, and its runs of them: [rows, B, K], ln latency.
+
+    Raises:
+        InputError: No row is in both, or the baseline was recorded from these very processes.
+    """
+    stored = baselines.load(path)
+    names = processes.layout.names
+    rows = [i for i, name in enumerate(names) if name in stored.rows and stored.rows[name].version == processes.versions[i]]
+    if not rows:
+        raise InputError(f"{path} has no row of these processes in the same version; name a baseline of this device and suite")
+    kept = processes.take(rows)
+    values = [[noise.log_latency(run, stored.rows[name].direction) for run in stored.rows[name].values] for name in kept.layout.names]
+    runs = np.array(values)
+    same = np.isclose(runs.reshape(len(rows), -1)[:, None, :], kept.y.T[:, :, None], rtol=0, atol=1e-12).any(axis=2).all(axis=0)
+    if same.any():
+        told = f"{int(same.sum())} of the {len(same)} processes are in {path} itself"
+        raise InputError(f"{told}, so that they would be held against themselves; name later runs, or leave --baseline out")
+    return kept, runs

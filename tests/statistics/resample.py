@@ -62,8 +62,24 @@ def _pairs(processes: Processes, rng: np.random.Generator, count: int) -> Array:
     return np.asarray((processes.y[first] - processes.y[second]).T)
 
 
-def draw(processes: Processes, rng: np.random.Generator) -> Drawn:
+def _rest(processes: Processes, head: Sequence[int], rng: np.random.Generator) -> Array:
+    """[rows, B, K], runs of the processes that are not the head's."""
+    taken = set(head)
+    runs = _runs(processes, [i for i in range(len(processes.y)) if i not in taken], rng)
+    if len(runs) < LEAST_RUNS:
+        told = f"{len(processes.y)} processes leave {len(runs)} runs as a baseline"
+        needed = (LEAST_RUNS + 1) * PROCESSES
+        raise InputError(f"{told}; record at least {needed}, {PROCESSES} or more a boot, or name a stored --baseline")
+    return np.stack([processes.y[run].T for run in runs], axis=1)
+
+
+def draw(processes: Processes, rng: np.random.Generator, baseline: Array | None = None) -> Drawn:
     """Draws one A/A gate.
+
+    Args:
+        processes: Of one code.
+        rng: Of the draw.
+        baseline: [rows, B, K] of a stored baseline; None makes one of the remaining processes.
 
     Raises:
         InputError: The processes make no gate; the message says how many are needed.
@@ -74,13 +90,7 @@ def draw(processes: Processes, rng: np.random.Generator) -> Drawn:
     sizes = np.array([len(of_boot) for of_boot in boots])
     of_boot = boots[rng.choice(len(boots), p=sizes / sizes.sum())]
     head = rng.permutation(of_boot)[:PROCESSES].tolist()
-    runs = _runs(processes, [i for i in range(len(processes.y)) if i not in set(head)], rng)
-    if len(runs) < LEAST_RUNS:
-        needed = (LEAST_RUNS + 1) * PROCESSES
-        raise InputError(
-            f"{len(processes.y)} processes leave {len(runs)} runs as a baseline; record at least {needed}, {PROCESSES} or more a boot"
-        )
-    values = np.stack([processes.y[run].T for run in runs], axis=1)
+    values = _rest(processes, head, rng) if baseline is None else baseline
     screened = ours.screen(noise.fast60(values), noise.fast60(processes.y[head].T), processes.layout)
     return Drawn(screened, _pairs(processes, rng, ours.LOOKS[-1]), _mde80(screened, values, processes.layout))
 
@@ -111,7 +121,7 @@ def _found(gate: Drawn, layout: ours.Layout, row: int, shift: float) -> bool:
     return row in made.confirmed.regressed
 
 
-def resample(processes: Processes, *, seed: int, gates: int, power_gates: int) -> dict[str, Any]:
+def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, baseline: Array | None = None) -> dict[str, Any]:
     """Red A/A gates, and the power of each row by shifting what was recorded.
 
     Args:
@@ -119,6 +129,7 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int) -
         seed: Of all draws.
         gates: A/A gates.
         power_gates: Of these, the fit ones on which each row is shifted by each size.
+        baseline: As `draw` takes it.
     Returns:
         Counts, as `render` takes them.
     """
@@ -129,7 +140,7 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int) -
     red_rows: dict[str, int] = defaultdict(int)
     with ours.shared_flips():
         for _ in range(gates):
-            drawn = draw(processes, rng)
+            drawn = draw(processes, rng, baseline)
             made = ours.gate(drawn.screened, layout, drawn.d.__getitem__, delta0=DELTA0)
             unfit += made.unfit
             red += bool(made.confirmed.regressed.size)
