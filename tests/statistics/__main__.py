@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.errors import GateError
+from ci.errors import GateError, InputError
 from ci.pairs import DELTA0
 from tests.statistics import page, recorded, replay, resample, simulate, tables, worlds
 from tests.statistics.records import against, read_processes
@@ -33,36 +34,57 @@ def _rows(world: worlds.World) -> str:
     return f"{world.layout.judged.size} judged rows and {int(world.layout.control.sum())} controls"
 
 
-def run_simulate(root: Path, *, quick: bool = False, seed: int = simulate.SEED) -> dict[str, Any]:
-    """Data of `simulate`."""
+def run_simulate(root: Path, *, quick: bool = False, seed: int = simulate.SEED, only: int | None = None) -> dict[str, Any]:
+    """Data of `simulate`; `only` is the number of one world, from 1."""
     own = read_processes(own_folders(root))
     real, on_device = worlds.measured(own), worlds.measured(own, leave_out=("host",))
     many = worlds.measured(own, 100, seed=seed, leave_out=("host",))
-    total = len(real.layout.names)
     few, runs = "3 processes as baseline", len(own.runs())
+    large, small = worlds.pessimistic(100), worlds.pessimistic(len(real.layout.names))
     plan = [
-        (f"Pessimistic noise (simulated), {_rows(worlds.pessimistic(100))}, 10 runs of {few}", worlds.pessimistic(100), 10),
-        (f"Pessimistic noise (simulated), {_rows(worlds.pessimistic(total))}, 10 runs of {few}", worlds.pessimistic(total), 10),
-        (f"Simulated with the spreads of the H200's records, {_rows(real)}, {runs} runs of {few}", real, runs),
-        (f"The same without the rows that the host's clock times, {_rows(on_device)}", on_device, runs),
-        (f"The same, {_rows(many)} drawn from those", many, runs),
+        (f"1. Pessimistic noise (simulated), {_rows(large)}, 10 runs of {few}", large, 10),
+        (f"2. Pessimistic noise (simulated), {_rows(small)}, 10 runs of {few}", small, 10),
+        (f"3. Simulated with the spreads of the H200's records, {_rows(real)}, {runs} runs of {few}", real, runs),
+        (f"4. As 3, without the rows that the host's clock times, {_rows(on_device)}", on_device, runs),
+        (f"5. As 4, {_rows(many)} drawn from those rows", many, runs),
     ]
-    gates, moved, hit = (20, 10, 10) if quick else (2000, 500, 300)
+    gates, moved, hit = (20, 10, 10) if quick else (2000, 300, 200)
     found = [
         {
             "title": title,
             "rows": simulate.simulate(world, seed=seed, runs=runs, gates=gates, shifted_gates=moved, power_gates=hit, delta0=DELTA0),
         }
-        for title, world, runs in plan
+        for title, world, runs in (plan if only is None else plan[only - 1 : only])
     ]
     return {"worlds": found, "delta0": DELTA0, "made": tables.made_with("simulate" + (" --quick" if quick else ""), seed)}
 
 
-def run_bias(root: Path, *, quick: bool = False, seed: int = simulate.SEED) -> dict[str, Any]:
-    """Data of `bias`."""
+def with_others(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A part of what a command finds, among the other parts that the file has of the same command, seed and versions.
+
+    Parts of `simulate` are worlds, by the number in the title; those of `bias` lines, by bias and delta0.
+
+    Raises:
+        InputError: The file's were made by something else.
+    """
+    if not path.exists():
+        return found
+    known = json.loads(path.read_text(encoding="utf-8"))
+    if {**known["made"], "date": ""} != {**found["made"], "date": ""}:
+        raise InputError(f"{path} was made by {known['made']}, and not as now by {found['made']}; make all of it anew")
+    if "worlds" in found:
+        titles = {world["title"][:2]: world for world in [*known["worlds"], *found["worlds"]]}
+        return {**found, "worlds": [titles[title] for title in sorted(titles)]}
+    lines = {(row["bias_sd"], row["delta0"]): row for row in [*known["rows"], *found["rows"]]}
+    return {**found, "rows": [lines[line] for line in sorted(lines)]}
+
+
+def run_bias(root: Path, *, quick: bool = False, seed: int = simulate.SEED, only: float | None = None) -> dict[str, Any]:
+    """Data of `bias`; `only` is one delta0."""
     world = worlds.measured(read_processes(own_folders(root)), leave_out=("host",))
     gates, power = (20, 10) if quick else (1000, 300)
-    rows = simulate.bias_table(world, seed=seed, runs=5, gates=gates, power_gates=power, sds=BIAS_SDS, deltas=DELTAS)
+    deltas = DELTAS if only is None else (only,)
+    rows = simulate.bias_table(world, seed=seed, runs=5, gates=gates, power_gates=power, sds=BIAS_SDS, deltas=deltas)
     return {"rows": rows, "made": tables.made_with("bias" + (" --quick" if quick else ""), seed)}
 
 
@@ -87,8 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     names = parser.add_subparsers(dest="name", required=True)
     made = names.add_parser("replay", help="every rule on the recorded gates")
     made.add_argument("--data", type=Path, help="folder of the shared data; $RAPID_LLM_SHARED/data where it is left out")
-    names.add_parser("simulate", help="every rule on simulated noise")
-    names.add_parser("bias", help="a persistent bias of a rebuild against delta0")
+    made = names.add_parser("simulate", help="every rule on simulated noise")
+    made.add_argument("--world", type=int, choices=range(1, 6), help="one of the five worlds alone; the file of --json keeps the others")
+    made = names.add_parser("bias", help="a persistent bias of a rebuild against delta0")
+    made.add_argument("--delta0", type=float, help="this margin alone; the file of --json keeps the others")
     made = names.add_parser("resample", help="A/A gates drawn from recorded processes")
     made.add_argument("folders", type=Path, nargs="*", help="kept runs, or runs/pairs of a gate; baselines/asv/* where left out")
     made.add_argument("--one-code", action="store_true", help="the folders' commits run the same code")
@@ -111,9 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 2
             found = run_replay(ROOT, data)
         elif chosen.name == "simulate":
-            found = run_simulate(ROOT, quick=chosen.quick)
+            found = run_simulate(ROOT, quick=chosen.quick, only=chosen.world)
+            if chosen.world and chosen.json:
+                found = with_others(found, chosen.json)
         elif chosen.name == "bias":
-            found = run_bias(ROOT, quick=chosen.quick)
+            found = run_bias(ROOT, quick=chosen.quick, only=chosen.delta0)
+            if chosen.delta0 is not None and chosen.json:
+                found = with_others(found, chosen.json)
         else:
             folders = chosen.folders or [folder.relative_to(ROOT) if Path.cwd() == ROOT else folder for folder in own_folders(ROOT)]
             found = run_resample(folders, quick=chosen.quick, one_code=chosen.one_code, baseline=chosen.baseline)

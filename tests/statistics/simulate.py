@@ -89,20 +89,27 @@ def judge_others(made: Batch) -> dict[str, npt.NDArray[np.bool_]]:
     return {name: np.logical_and(rule(made.base, made.head), judged) for name, rule in rules.RULES.items()}
 
 
-def judge_ours(made: Batch, delta0: float, *, spread_floor: bool = True) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int]:
-    """(regressed [gates, rows], unfit [gates], row-measurements of the pairs of all gates)."""
-    layout = made.draw.world.layout
+def screens(made: Batch) -> list[ours.Screened]:
+    """The screen of each gate."""
     runs, heads = noise.fast60(made.base), noise.fast60(made.head)
-    regressed = np.zeros(heads.shape, dtype=np.bool_)
-    unfit = np.zeros(len(heads), dtype=np.bool_)
+    return [ours.screen(run, head, made.draw.world.layout) for run, head in zip(runs, heads, strict=True)]
+
+
+def judge_ours(
+    made: Batch, delta0: float, *, spread_floor: bool = True, screened: Sequence[ours.Screened] | None = None
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int]:
+    """(regressed [gates, rows], unfit [gates], row-measurements of the pairs of all gates); `screened` saves making `screens` again."""
+    layout = made.draw.world.layout
+    regressed = np.zeros(made.head.shape[:2], dtype=np.bool_)
+    unfit = np.zeros(len(made.head), dtype=np.bool_)
     cost = 0
-    for i in range(len(heads)):
+    for i, screen in enumerate(screened or screens(made)):
 
         def pairs(rows: ours.Indices, i: int = i) -> rules.Array:
             change = np.where(rows == made.hit[i], np.log1p(made.size), 0.0) + made.bias[i, rows]
             return np.asarray(made.draw.pairs(i, rows, ours.LOOKS[-1]) + change[:, None])
 
-        gate = ours.gate(ours.screen(runs[i], heads[i], layout), layout, pairs, delta0=delta0, spread_floor=spread_floor)
+        gate = ours.gate(screen, layout, pairs, delta0=delta0, spread_floor=spread_floor)
         regressed[i, gate.confirmed.regressed], unfit[i] = True, gate.unfit
         cost += gate.confirmed.measurements
     return regressed, unfit, cost
@@ -121,7 +128,8 @@ def simulate(
             made = batch(world, rng, now, runs, size, shift=1.0 if with_shift else None)
             found, none = judge_others(made), np.zeros(now, dtype=np.bool_)
             with ours.shared_flips():
-                staged = {name: judge_ours(made, delta0, spread_floor=name == OURS) for name in (OURS, LOW_FLOOR)}
+                picked = screens(made)
+                staged = {name: judge_ours(made, delta0, spread_floor=name == OURS, screened=picked) for name in (OURS, LOW_FLOOR)}
             for name, tally in tallies.items():
                 mask, bad, extra = staged.get(name) or (found[name], none, 0)
                 _count(tally, made, mask, bad, with_shift=with_shift)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ci import noise
 from ci.errors import InputError
 from ci.pairs import DELTA0
 from tests.statistics import __main__ as command
@@ -140,9 +139,9 @@ def test_the_claims_hold_in_the_stored_tables(root: Path) -> None:
         assert tables.wilson(red, of)[1] < 0.005
         assert row["red_shifted"][0] == 0
         power = [found / fit for found, fit in row["power"].values()]
-        assert power[2] >= 0.6
-        assert power[3] >= 0.85
-        assert all(later >= earlier - 0.03 for earlier, later in itertools.pairwise(power))
+        assert power[2] >= 0.55
+        assert power[3] >= 0.8
+        assert all(later >= earlier - 0.05 for earlier, later in itertools.pairwise(power))
         others = [row for row in world["rows"] if row["rule"] in rules.RULES]
         rivals = [row for row in others if row["power"]["0.03"][0] / row["power"]["0.03"][1] >= power[2]]
         assert all(row["red"][0] > red for row in rivals)
@@ -151,9 +150,7 @@ def test_the_claims_hold_in_the_stored_tables(root: Path) -> None:
 def test_a_mutant_of_the_rule_is_seen() -> None:
     """Without the confirm stage, what the screen picks would be red in most gates: the simulation can tell."""
     made = simulate.batch(worlds.pessimistic(100), np.random.default_rng(5), 60, 10, 0.0)
-    runs, heads = noise.fast60(made.base), noise.fast60(made.head)
-    screens = [ours.screen(runs[i], heads[i], made.draw.world.layout) for i in range(60)]
-    picked = sum(bool(screened.picked().any()) for screened in screens)
+    picked = sum(bool(screened.picked().any()) for screened in simulate.screens(made))
     assert picked > 40
     with ours.shared_flips():
         assert simulate.judge_ours(made, DELTA0)[0].any(axis=1).sum() <= 2
@@ -244,6 +241,25 @@ def test_a_command_runs_quickly_and_stores_what_it_shows(name: str, tmp_path: Pa
     told = capsys.readouterr().out
     assert page.part(name, json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))) in told
     assert f"python -m tests.statistics {name}" in told
+
+
+def test_a_world_is_put_among_the_others_of_the_same_making(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+
+    def found(title: str, seed: int) -> dict[str, Any]:
+        return {"worlds": [{"title": title}], "made": tables.made_with("simulate", seed)}
+
+    assert command.with_others(found("2. b", 1), path) == found("2. b", 1)
+    tables.store(path, found("2. b", 1))
+    tables.store(path, command.with_others(found("1. a", 1), path))
+    merged = command.with_others(found("2. c", 1), path)
+    assert [world["title"] for world in merged["worlds"]] == ["1. a", "2. c"]
+    with pytest.raises(InputError, match="make all of it anew"):
+        command.with_others(found("2. c", 2), path)
+    lines = {"rows": [{"bias_sd": 0.0, "delta0": delta0, "red": [0, 1]} for delta0 in (0.0, 0.01)], "made": tables.made_with("bias", 1)}
+    tables.store(path, lines)
+    one = {**lines, "rows": [{"bias_sd": 0.0, "delta0": 0.01, "red": [1, 1]}, {"bias_sd": 0.0, "delta0": 0.004, "red": [1, 1]}]}
+    assert [(row["delta0"], row["red"][0]) for row in command.with_others(one, path)["rows"]] == [(0.0, 0), (0.004, 1), (0.01, 1)]
 
 
 def test_a_command_that_cannot_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
