@@ -15,7 +15,6 @@ from asv_runner.benchmarks import benchmark_types
 from asv_runner.benchmarks._base import _get_first_attr
 from asv_runner.benchmarks.track import TrackBenchmark
 
-
 _PACKAGE = __name__.partition(".")[0]
 _disc_modules = discovery.disc_modules
 

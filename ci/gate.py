@@ -286,7 +286,7 @@ def _measure_in_stages(case: CaseFile, situation: Situation, options: Options, c
         commits = (situation.repository.empty_commit_on(head), head)
         case = msgspec.structs.replace(case, stand_in=commits[0].sha)
     looks: list[staged.Look] = []
-    while left := staged.open_rows(screen, looks, baseline):
+    while left := staged.open_rows(screen, looks):
         try:
             looks.append(_measure_look(case, situation, commits, left, len(looks), options, console))
         except InputError as error:

@@ -20,7 +20,7 @@ from ci.model import Direction
 
 Array = npt.NDArray[np.float64]
 
-EXACT_PAIRS = 14
+EXACT_PAIRS = 28
 """Up to here all 2^n sign vectors are enumerated."""
 MONTE_CARLO_FLIPS = 99_999
 WINSORISED_RUNS = 6
@@ -156,23 +156,33 @@ def sign_flip_p(d: Array, *, key: str) -> float:
 
     Args:
         d: [n], differences of ln latency, less the margin that counts as no change.
-        key: Seeds the Monte Carlo flips that stand in for enumeration beyond 14 pairs.
+        key: Seeds the Monte Carlo flips that stand in for enumeration beyond 28 pairs.
     Returns:
-        Exact for n <= 14, with the observed signs among those counted: never under 2^-n, or 1e-5 beyond.
+        Exact for n <= 28, with the observed signs among those counted: never under 2^-n, or 1e-5 beyond.
     """
     clipped = clip_differences(d)
     size, observed = np.abs(clipped), float(clipped.sum())
     # A flip that reproduces the observed sum up to rounding counts as reaching it.
     reach = observed - 1e-12 * max(float(size.sum()), 1e-300)
     if d.size <= EXACT_PAIRS:
-        bits = (np.arange(2**d.size)[:, None] >> np.arange(d.size)) & 1
-        return float(((1 - 2 * bits) @ size >= reach).mean())
+        # Every sum is one of the first half's plus one of the second's: counted in sorted order, not listed.
+        first, second = (_signed_sums(part) for part in np.array_split(size, 2))
+        first.sort()
+        return float((first.size - np.searchsorted(first, reach - second)).sum()) / (first.size * second.size)
     rng = np.random.default_rng(seed_of(key))
-    hits = 0
-    for count in (50_000, MONTE_CARLO_FLIPS - 50_000):
-        signs = 1 - 2 * rng.integers(0, 2, (count, d.size), dtype=np.int8)
-        hits += int((signs @ size >= reach).sum())
-    return (hits + 1) / (MONTE_CARLO_FLIPS + 1)
+    sums = np.zeros(MONTE_CARLO_FLIPS)
+    for part in np.array_split(size, math.ceil(d.size / 12)):
+        known = _signed_sums(part)
+        sums += known[rng.integers(0, known.size, MONTE_CARLO_FLIPS)]
+    return (int((sums >= reach).sum()) + 1) / (MONTE_CARLO_FLIPS + 1)
+
+
+def _signed_sums(size: Array) -> Array:
+    """The sums of `size` under all 2^n choices of signs, [2^n]."""
+    sums = np.zeros(1)
+    for value in size:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
 
 
 def smallest_p(num_pairs: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ci import sequential
 from ci.baseline import Baseline
@@ -13,7 +13,7 @@ from ci.compare import screened_rows, waive
 from ci.confirm import as_controls, flags_of, judge_controls
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.pairs import Pairs, environments, outcome, sort_out
-from ci.rows import assemble, is_control, percent
+from ci.rows import WAIVED, assemble, is_control, percent
 from ci.sequential import LOOKS
 
 Look = tuple[CommitResult, CommitResult]
@@ -28,15 +28,14 @@ _TOLD = {
 }
 
 
-def open_rows(screen: GateResult, looks: Sequence[Look], baseline: Baseline) -> list[RowKey]:
+def open_rows(screen: GateResult, looks: Sequence[Look]) -> list[RowKey]:
     """The rows that the next look has to measure; none where all are decided or the looks are used up."""
     family = screened_rows(screen)
     if not looks or not family:
         return family
     if len(looks) >= len(LOOKS):
         return []
-    judged = confirm(screen, looks, baseline)
-    left = {row.key for row in judged.rows if row.verdict is RowVerdict.UNCONFIRMED and row.num_pairs}
+    left = {row.key for row in _decided(screen, looks).rows if row.verdict is RowVerdict.UNCONFIRMED}
     return [key for key in family if key in left]
 
 
@@ -68,8 +67,40 @@ def confirm(
         commits show whether the machine moved; then the runner is unfit.
     """
     family = screened_rows(screen)
-    if not family or not looks:
+    if not family:
         return screen
+    decided = _decided(screen, looks)
+    missing = set(open_rows(screen, looks))
+    found = {row.key: row for row in decided.rows}
+    for key in family:
+        if key in missing:
+            before = found.get(key) or _screen_row(screen, key)
+            why = f"look {len(looks) + 1}, which has to confirm or clear it, was not measured; run the gate again"
+            found[key] = replace(before, verdict=RowVerdict.INVALID, reason=f"{before.reason}, but {why}")
+        elif key not in found:
+            found[key] = _unpaired(_screen_row(screen, key), [row for row in decided.others if row.key == key], second)
+    waived, _ = waive([found[key] for key in family], baseline, now or datetime.datetime.now(datetime.timezone.utc))
+    replaced = {row.key: row for row in (*waived, *(row for row in decided.controls if "MOVED" in row.flags))}
+    invalid, notices = _surroundings(looks)
+    told = [_summary(waived, len(looks))] if looks else []
+    result = replace(screen, notices=tuple(dict.fromkeys([*screen.notices, *told, *notices])))
+    return assemble([replaced.get(row.key, row) for row in screen.rows], result, invalid=invalid, unfit=decided.unfit)
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What the looks say: of the rows that could be paired, of the controls, of the machine, and of what could not be paired."""
+
+    rows: list[RowOutcome]
+    controls: list[RowOutcome]
+    unfit: str | None
+    others: list[RowOutcome]
+
+
+def _decided(screen: GateResult, looks: Sequence[Look]) -> _Decided:
+    family = screened_rows(screen)
+    if not looks:
+        return _Decided([], [], None, [])
     pairs, others = _paired(looks, set(family))
     floors = {row.key: row.floor or 0.0 for row in screen.rows}
     rows = [replace(row, least_floor=floors[row.key]) for row in pairs if not row.control]
@@ -77,17 +108,7 @@ def confirm(
     judged = [_outcome(row, decision, _screen_row(screen, row.key)) for row, decision in zip(rows, decisions, strict=True)]
     controls, unfit = judge_controls([row for row in pairs if row.control], rows)
     judged, also_unfit = as_controls(rows, judged)
-    told = [_summary(judged, len(family), looks)]
-    found = {row.key: row for row in judged}
-    for key in family:
-        if key not in found:
-            found[key] = _unpaired(_screen_row(screen, key), [row for row in others if row.key == key], second)
-    waived, _ = waive([found[key] for key in family], baseline, now or datetime.datetime.now(datetime.timezone.utc))
-    moved = {row.key: row for row in controls if "MOVED" in row.flags}
-    replaced = {**{row.key: row for row in waived}, **moved}
-    invalid, notices = _surroundings(looks)
-    result = replace(screen, notices=tuple(dict.fromkeys([*screen.notices, *told, *notices])))
-    return assemble([replaced.get(row.key, row) for row in screen.rows], result, invalid=invalid, unfit=unfit or also_unfit)
+    return _Decided(judged, controls, unfit or also_unfit, others)
 
 
 def _screen_row(screen: GateResult, key: RowKey) -> RowOutcome:
@@ -101,7 +122,7 @@ def _outcome(row: Pairs, decision: sequential.Decision, before: RowOutcome) -> R
     )
     used = replace(row, d=row.d[: decision.pairs])
     made = outcome(used, decision.verdict, reason, decision.effect, decision.p_value, before.mde80)
-    flags = (*before.flags, *(flag for flag in flags_of(used, decision.effect, 0.0)))
+    flags = (*(flag for flag in before.flags if flag != WAIVED), *flags_of(used, decision.effect, 0.0))
     return replace(made, flags=tuple(dict.fromkeys(flags)), history=before.history)
 
 
@@ -116,13 +137,11 @@ def _unpaired(before: RowOutcome, others: Sequence[RowOutcome], second: GateResu
     return replace(others[0], flags=tuple(dict.fromkeys([*before.flags, *others[0].flags])))
 
 
-def _summary(judged: Sequence[RowOutcome], family: int, looks: Sequence[Look]) -> str:
-    pairs = LOOKS[len(looks) - 1]
+def _summary(rows: Sequence[RowOutcome], num_looks: int) -> str:
+    counted = ((sum(row.verdict is verdict for row in rows), verdict.value) for verdict in dict.fromkeys(row.verdict for row in rows))
     return (
-        f"{family} row(s) looked slower than the baseline and were measured in up to {pairs} pairs of processes of merge-base and HEAD: "
-        f"{sum(row.verdict is RowVerdict.REGRESSED for row in judged)} regressed, "
-        f"{sum(row.verdict is RowVerdict.CLEARED for row in judged)} cleared, "
-        f"{sum(row.verdict is RowVerdict.UNCONFIRMED for row in judged)} unconfirmed."
+        f"{len(rows)} row(s) looked slower than the baseline and were measured in up to {LOOKS[num_looks - 1]} pairs of processes of"
+        f" merge-base and HEAD: {', '.join(f'{count} {name}' for count, name in counted)}."
     )
 
 
