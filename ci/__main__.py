@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
+from ci import baseline_command, compiled_run, github, run, shards, spread, tables
 from ci import comment as comments
-from ci import compiled_run, github, run, shards, spread, tables
 from ci import gate as gating
 from ci import merge as merging
+from ci.baseline_command import expression
 from ci.compare import compare_baseline, compare_history
 from ci.confirm import compare_pairs
 from ci.device import detect
@@ -111,33 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     accept.add_argument("commit", nargs="?", default="HEAD")
     accept.add_argument("--reason", required=True, help="why this state is accepted")
 
-    baseline = commands.add_parser("baseline", help="record or show a baseline")
-    actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
-    record = actions.add_parser("record", help="make a baseline of runs that `run --keep` made")
-    record.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs of one commit on one kind of device")
-    record.add_argument("--reason", required=True, help="why this state is accepted")
-    record.add_argument("--accepted-by", default=os.environ.get("USER", ""), help="who accepts it")
-    record.add_argument("--single-boot", action="store_true", help="accept runs of one boot, as an advisory baseline")
-    record.add_argument("--waivers", type=Path, help="JSON file of waivers to carry: row, change, reason, approver, reference, expires")
-    record.add_argument("--output", type=Path, help="file to write (default: baselines/<device>.json)")
-    show = actions.add_parser("show", help="print what a baseline holds")
-    show.add_argument("file", type=Path, nargs="?", help="a baseline file (default: this device's)")
+    baseline_command.add_parser(commands)
     return parser
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    parser.add_argument(
-        "--select", metavar="REGEX", type=_expression, help="only rows whose name the expression finds; controls always run"
-    )
-
-
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from error
-    return text
+    parser.add_argument("--select", metavar="REGEX", type=expression, help="only rows whose name the expression finds; controls always run")
 
 
 def _positive(text: str) -> int:
@@ -299,37 +278,12 @@ def _comment(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
-def _baseline(options: argparse.Namespace, console: Console) -> int:
-    if options.action == "record":
-        return _record(options, console)
-    file = options.file or Path("baselines") / f"{detect().key}.json"
-    if not file.exists():
-        raise UsageError(f"There is no baseline at {file}: record one with `python -m ci baseline record`.")
-    console.print(baselines.describe(baselines.load(file)), markup=False, highlight=False)
-    return int(ExitCode.PASS)
-
-
 def _compiled(options: argparse.Namespace, console: Console) -> int:
     repository = Repository(Path.cwd())
     commit = repository.commit(options.commit)
     made = compiled_run.compile_commit(repository, Places(repository.root), commit)
     for path in compiled_run.record_baselines(made, commit, repository.root, reason=options.reason):
         console.print(f"{path.relative_to(repository.root)}", markup=False, highlight=False)
-    return int(ExitCode.PASS)
-
-
-def _record(options: argparse.Namespace, console: Console) -> int:
-    runs = [merging.load_kept(folder) for folder in options.runs]
-    made = baselines.record(
-        runs,
-        reason=options.reason,
-        accepted_by=options.accepted_by,
-        waivers=baselines.load_waivers(options.waivers) if options.waivers else (),
-        allow_single_boot=options.single_boot,
-    )
-    target = options.output or Path(baselines.file_name(made))
-    baselines.save(made, target)
-    console.print(f"{target}: {len(made.rows)} rows of {len(made.runs)} runs", markup=False, highlight=False)
     return int(ExitCode.PASS)
 
 
@@ -371,7 +325,7 @@ _COMMANDS = {
     "site": _site,
     "history": _history,
     "table": _table,
-    "baseline": _baseline,
+    "baseline": baseline_command.run,
     "compiled": _compiled,
 }
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from ci import noise
+from ci import noise, runner_state
 from ci.errors import BaselineError
 from ci.identity import device_of
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
@@ -322,6 +322,7 @@ def compare_pairs(
     if mode == "ab":
         judged, also_unfit = _as_controls(rows, judged)
         unfit = unfit or also_unfit
+    unfit = unfit and runner_state.explained(unfit, [head], [runner_state.of_process(process) for process in base.processes])
     outcomes.extend([*judged, *judged_controls])
     fewest = min((row.d.size for row in rows), default=0)
     cut = [row for row in pairs if row.truncated]
