@@ -8,7 +8,7 @@ from ci.baseline_file import Device, Environment
 from ci.errors import BaselineError
 from ci.identity import device_of, environment_of, throttles
 from ci.model import CommitResult, ProcessRecord, RowKey, RowResult
-from ci.runner_state import states_of
+from ci.runner_state import number_of, states_of
 
 _NAMED_FILES = 3
 
@@ -34,15 +34,15 @@ def _faults(process: ProcessRecord) -> Iterable[str]:
     reasons = dict.fromkeys(reason for state in states for reason in throttles({"state": state}))
     if reasons:
         yield f"was throttled ({', '.join(reasons)}); let the device cool down and measure that run again"
-    foreign = max((int(state.get("foreign_processes") or 0) for state in states), default=0)
+    foreign = int(max((number_of(state.get("foreign_processes")) or 0 for state in states), default=0))
     if foreign:
         yield f"shared its device with {foreign} other process{'' if foreign == 1 else 'es'}; measure that run again on a device of its own"
-    errors = max((int(state.get("ecc_errors") or 0) for state in states), default=0)
+    errors = int(max((number_of(state.get("ecc_errors")) or 0 for state in states), default=0))
     if errors:
         yield f"ran on a device with {errors} uncorrected ECC error{'' if errors == 1 else 's'}; replace the device and measure again"
     modified = process.environment.get("modified_files")
     if modified:
-        named = ", ".join(str(name) for name in list(modified)[:_NAMED_FILES])  # type: ignore[call-overload]
+        named = ", ".join(str(name) for name in modified[:_NAMED_FILES]) if isinstance(modified, list) else str(modified)
         yield f"was measured with tracked files modified ({named}); commit or undo them and measure that run again"
 
 

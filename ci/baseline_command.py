@@ -16,7 +16,9 @@ from ci import baseline as baselines
 from ci import merge as merging
 from ci.device import detect
 from ci.errors import BaselineError, ExitCode, UsageError
+from ci.identity import device_key, device_of
 from ci.jsonio import read_bounded
+from ci.model import CommitResult
 
 
 def add_parser(commands: Any) -> None:
@@ -31,6 +33,7 @@ def add_parser(commands: Any) -> None:
     record.add_argument("--waivers", type=Path, help="JSON file of waivers to carry: row, change, reason, approver, reference, expires")
     record.add_argument("--output", type=Path, help="file to write (default: baselines/<device>.json)")
     record.add_argument("--accept-noisy", action="store_true", help="accept and mark rows in which one run looks like a regression")
+    record.add_argument("--new-anchor", action="store_true", help="leave the anchors of the file that is replaced behind")
     again = actions.add_parser("refresh", help="replace the rows of a baseline that really changed by those of kept runs")
     again.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs of one commit on the baseline's device")
     again.add_argument("--reason", required=True, help="why the rows changed")
@@ -69,25 +72,44 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def _record(options: argparse.Namespace, console: Console) -> int:
     runs = [merging.load_kept(folder) for folder in options.runs]
+    target = options.output or _file_of(runs[0])
+    previous, lost = _previous(target)
     made = baselines.record(
         runs,
+        previous=previous,
+        new_anchor=options.new_anchor,
         reason=options.reason,
         accepted_by=options.accepted_by,
         waivers=baselines.load_waivers(options.waivers) if options.waivers else (),
         allow_single_boot=options.single_boot,
         accept_noisy=options.accept_noisy,
     )
-    target = options.output or Path(baselines.file_name(made))
     baselines.save(made, target)
     noisy = [f"accepted as noisy: {name}" for name, row in made.rows.items() if row.noisy]
-    for line in (*acceptable.untold(runs), *noisy, f"{target}: {len(made.rows)} rows of {len(made.runs)} runs"):
+    for line in (*lost, *acceptable.untold(runs), *noisy, f"{target}: {len(made.rows)} rows of {len(made.runs)} runs"):
         console.print(line, markup=False, highlight=False)
     return int(ExitCode.PASS)
 
 
+def _file_of(run: CommitResult) -> Path:
+    """Where the baseline of a run's device belongs."""
+    device = device_of(acceptable.processes_of(run)[-1].environment)
+    return Path("baselines") / f"{device_key(device.name, mig=device.mig)}.json"
+
+
+def _previous(target: Path) -> tuple[baselines.Baseline | None, list[str]]:
+    """The baseline that is about to be replaced, and what cannot be carried over from it."""
+    if not target.exists():
+        return None, []
+    try:
+        return baselines.load(target), []
+    except BaselineError as error:
+        return None, [f"no anchor is carried over: {error}"]
+
+
 def _refresh(options: argparse.Namespace, console: Console) -> int:
     runs = [merging.load_kept(folder) for folder in options.runs]
-    file = options.file or Path("baselines") / f"{runs[0].machine}.json"
+    file = options.file or _file_of(runs[0])
     if not file.exists():
         raise UsageError(f"There is no baseline at {file}: name one with --file, or record one with `python -m ci baseline record`.")
     text = read_bounded(file, error=BaselineError)

@@ -10,7 +10,8 @@ import numpy as np
 from ci import self_test
 from ci.acceptable import agree, check_row, hold_together
 from ci.baseline_check import MIN_BOOTS, MIN_RUNS, boots_of
-from ci.baseline_file import FIRST_SET, SCHEMA_ID, Baseline, Protocol, Row, Run, Waiver, content_hash
+from ci.baseline_file import FIRST_SET, SCHEMA_ID, Baseline, Device, Environment, Protocol, Row, Run, Waiver, content_hash
+from ci.creep import with_anchors_of
 from ci.errors import BaselineError
 from ci.identity import device_of, environment_of, table, text_of
 from ci.model import CommitResult, RowKey, RowResult
@@ -128,6 +129,18 @@ def gathered(runs: Sequence[CommitResult], *, accepted_by: str, reason: str, all
     return msgspec.structs.replace(made, advisory=boots < MIN_BOOTS)
 
 
+def of_one_kind(previous: Baseline, made: Baseline) -> str | None:
+    """What keeps the values of two baselines from being compared, with both values, or None."""
+    pairs = [
+        (f"{part}.{field}", *(getattr(getattr(side, part), field) for side in (previous, made)))
+        for part, fields in (("device", Device.__struct_fields__), ("environment", Environment.__struct_fields__))
+        for field in fields
+    ]
+    pairs.append(("protocol", previous.protocol.hash, made.protocol.hash))
+    pairs.append(("processes a run", previous.protocol.processes, made.protocol.processes))
+    return next((f"the baseline has the {name} {old!r} and the runs have {new!r}" for name, old, new in pairs if old != new), None)
+
+
 def record(
     runs: Sequence[CommitResult],
     *,
@@ -138,6 +151,7 @@ def record(
     waivers: Sequence[Waiver] = (),
     allow_single_boot: bool = False,
     accept_noisy: bool = False,
+    new_anchor: bool = False,
 ) -> Baseline:
     """Makes a baseline of accepted runs.
 
@@ -145,11 +159,14 @@ def record(
         runs: Each one run of K processes, joined with its records.
         accepted_by: Who answers for it.
         reason: Why it was recorded or replaced, for the reviewer.
-        anchor_commit: The commit that slow drift is held against; that of the previous baseline, else of the first run, where None.
-        previous: The baseline that this one replaces; its hash is stored.
+        anchor_commit: The commit that slow drift is held against; that of the previous baseline where its anchors are carried over, else of
+            the first run, where None.
+        previous: The baseline that this one replaces; its hash is stored, and its anchors hold on where device, software and protocol are
+            the same.
         waivers: Waivers to carry.
         allow_single_boot: Accept fewer than three boots or GPUs; the baseline is then marked advisory.
         accept_noisy: Accept rows that fail the self-test, and mark them.
+        new_anchor: Leave the anchors of the previous baseline behind.
     Returns:
         The baseline with raw values. Rows that every run skipped are left out.
     Raises:
@@ -159,10 +176,13 @@ def record(
     """
     made = gathered(runs, accepted_by=accepted_by, reason=reason, allow_single_boot=allow_single_boot)
     noisy = self_test.noisy_rows(made, runs, set(made.rows), accept=accept_noisy)
+    rows = {name: msgspec.structs.replace(row, noisy=name in noisy) for name, row in made.rows.items()}
+    made = msgspec.structs.replace(made, rows=rows)
+    if previous is not None and not new_anchor and of_one_kind(previous, made) is None:
+        made = with_anchors_of(made, previous)
     return msgspec.structs.replace(
         made,
-        rows={name: msgspec.structs.replace(row, noisy=name in noisy) for name, row in made.rows.items()},
-        anchor_commit=anchor_commit or (previous.anchor_commit if previous is not None else made.anchor_commit),
+        anchor_commit=anchor_commit or made.anchor_commit,
         waivers=list(waivers),
         previous_hash=None if previous is None else content_hash(previous),
     )

@@ -11,11 +11,10 @@ import msgspec
 import numpy as np
 
 from ci import self_test
-from ci.acceptable import agree
 from ci.baseline_check import MIN_BOOTS, RECORD, boots_of
-from ci.baseline_file import Baseline, Device, Environment, Replaced, Row, Runs, Waiver, content_hash
-from ci.baseline_record import gathered
-from ci.creep import MIN_CREEP, anchor_of, standing
+from ci.baseline_file import Baseline, Replaced, Row, Runs, Waiver, content_hash
+from ci.baseline_record import gathered, of_one_kind
+from ci.creep import MIN_CREEP, anchor_of, follow_improvements, standing
 from ci.errors import BaselineError, UsageError
 from ci.model import CommitResult, RowOutcome, RowVerdict
 from ci.references import references_of, run_estimate
@@ -51,8 +50,8 @@ def refresh(
     """Replaces the rows of a baseline that really changed by the values of new runs.
 
     A row changed where the gate's own test of the mean of all new runs says REGRESSED or IMPROVED, where it is measured in another way,
-    and where it is new. It keeps what it had in `replaced`, and its anchor. The anchor moves where the row is IMPROVED beyond it, since
-    what was gained is to be held, where the old values cannot be compared any more, and where `new_anchor` says so.
+    and where it is new. It keeps what it had in `replaced`, and its anchor. The anchor moves where the row is IMPROVED and .5 % better than
+    it, since what was gained is to be held, where the old values cannot be compared any more, and where `new_anchor` says so.
 
     Args:
         previous: The baseline as it stands.
@@ -75,11 +74,13 @@ def refresh(
         raise UsageError("a refresh needs a reason: say with --reason why the rows changed.")
     run_set = _new_name(previous)
     fresh = gathered(runs, accepted_by=accepted_by, reason=reason, allow_single_boot=allow_single_boot, run_set=run_set)
-    _of_one_kind(previous, fresh)
+    differs = of_one_kind(previous, fresh)
+    if differs is not None:
+        raise BaselineError(f"{differs}, so that one file cannot hold both; replace the whole baseline with {RECORD}")
     judged = judge(runs, references_of(previous), estimate=run_estimate)
     outcomes = {str(outcome.key): outcome for outcome in judged.rows}
     if judged.unfit is not None:
-        raise BaselineError(f"{', '.join(run.source for run in runs)} cannot refresh the baseline: {judged.unfit}")
+        raise BaselineError(f"the runs {runs[0].source} to {runs[-1].source} cannot refresh the baseline: {judged.unfit}")
     _same_controls(outcomes)
     chosen = _chosen(fresh, outcomes, rows)
     if not chosen:
@@ -91,7 +92,7 @@ def refresh(
         made[name] = _replaced(previous, fresh.rows[name], outcomes[name], reason, noisy=name in noisy, new_anchor=new_anchor)
     made.update(_controls(previous, fresh))
     whole = _without_unused(msgspec.structs.replace(previous, runs=[*previous.runs, *fresh.runs], rows=made))
-    whole = _moved_anchors(whole, [name for name in chosen if outcomes[name].verdict is RowVerdict.IMPROVED])
+    whole = follow_improvements(whole, [name for name in chosen if outcomes[name].verdict is RowVerdict.IMPROVED])
     whole = msgspec.structs.replace(
         whole,
         protocol=msgspec.structs.replace(
@@ -114,15 +115,6 @@ def _new_name(previous: Baseline) -> str:
     while str(number) in previous.run_sets:
         number += 1
     return str(number)
-
-
-def _of_one_kind(previous: Baseline, fresh: Baseline) -> None:
-    for part, fields in (("device", Device.__struct_fields__), ("environment", Environment.__struct_fields__)):
-        for field in fields:
-            sides = [(who, getattr(getattr(side, part), field)) for who, side in (("the baseline", previous), ("the runs", fresh))]
-            agree(f"{part}.{field}", sides)
-    agree("protocol", [("the baseline", previous.protocol.hash), ("the runs", fresh.protocol.hash)])
-    agree("processes a run", [("the baseline", previous.protocol.processes), ("the runs", fresh.protocol.processes)])
 
 
 def _same_controls(outcomes: Mapping[str, RowOutcome]) -> None:
@@ -214,17 +206,6 @@ def _without_unused(baseline: Baseline) -> Baseline:
                 run_set=measured[-1],
             )
     return msgspec.structs.replace(baseline, runs=[baseline.runs[index] for index in kept], rows=rows)
-
-
-def _moved_anchors(baseline: Baseline, improved: Sequence[str]) -> Baseline:
-    """Takes the new values of rows for their anchor where they are better than the anchor itself."""
-    references = references_of(baseline)
-    rows = dict(baseline.rows)
-    for name in improved:
-        found = standing(baseline, rows[name], references)
-        if found is not None and found.offset < 0:
-            rows[name] = msgspec.structs.replace(rows[name], anchor=None)
-    return msgspec.structs.replace(baseline, rows=rows)
 
 
 def _notices(previous: Baseline, made: Baseline, replaced: Sequence[str]) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from scipy import stats
 
@@ -19,7 +20,7 @@ from ci.baseline_file import Anchor, Baseline, Row
 from ci.model import Direction, RowKey, RowOutcome, RowVerdict
 from ci.references import references_of
 from ci.rows import COMPARED_ROWS, WAIVED, percent, serving_classes
-from ci.screen import ALPHA, Reference
+from ci.screen import ALPHA, MIN_FLOOR, Reference
 
 CREEP = "CREEP"
 """Flag of a row that is slower than its anchor by `MIN_CREEP` or more, beyond chance."""
@@ -107,6 +108,33 @@ def standing(baseline: Baseline, row: Row, references: Mapping[RowKey, Reference
         return None
     shift = float(np.median(shared)) if shared else 0.0
     return Standing(now - level - shift, level, len(anchor.values), anchor.commit)
+
+
+def follow_improvements(baseline: Baseline, names: Iterable[str]) -> Baseline:
+    """Takes the present values of rows for their anchor where they are better than the anchor by .5 % or more: what was gained is held."""
+    references = references_of(baseline)
+    rows = dict(baseline.rows)
+    for name in names:
+        found = standing(baseline, rows[name], references)
+        if found is not None and found.offset < -math.log1p(MIN_FLOOR):
+            rows[name] = msgspec.structs.replace(rows[name], anchor=None)
+    return msgspec.structs.replace(baseline, rows=rows)
+
+
+def with_anchors_of(made: Baseline, previous: Baseline) -> Baseline:
+    """`made`, its rows held against the anchors of the baseline that it replaces, so that recording anew does not forget them.
+
+    Rows whose unit, version or inputs differ have no common measure with the old ones, and are their own anchors.
+    """
+    rows = dict(made.rows)
+    for name, row in made.rows.items():
+        old = previous.rows.get(name)
+        if old is None or row.control or old.control:
+            continue
+        if all(getattr(old, field) == getattr(row, field) for field in ("unit", "direction", "version", "input_hash", "bottleneck")):
+            rows[name] = msgspec.structs.replace(row, anchor=anchor_of(previous, old), replaced=old.replaced)
+    whole = msgspec.structs.replace(made, rows=rows, anchor_commit=previous.anchor_commit)
+    return follow_improvements(whole, [name for name, row in rows.items() if row.anchor is not None])
 
 
 def marked(

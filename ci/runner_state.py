@@ -32,7 +32,8 @@ def states_of(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [state for name in ("state", "state_at_start") if (state := table(environment, name))]
 
 
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
+    """A number of a record, None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -40,12 +41,12 @@ def of_process(process: ProcessRecord) -> State:
     """The state of a measuring process: clocks and temperature at its end, throttle bits and other processes at any time."""
     states = states_of(process.environment)
     last = states[0] if states else {}
-    foreign = [found for state in states if (found := _number(state.get("foreign_processes"))) is not None]
+    foreign = [found for state in states if (found := number_of(state.get("foreign_processes"))) is not None]
     reasons = [reason for state in states for reason in throttles({"state": state})]
     return State(
-        sm_clock_mhz=_number(last.get("sm_clock_mhz")),
-        mem_clock_mhz=_number(last.get("mem_clock_mhz")),
-        temperature_c=_number(last.get("temperature_c")),
+        sm_clock_mhz=number_of(last.get("sm_clock_mhz")),
+        mem_clock_mhz=number_of(last.get("mem_clock_mhz")),
+        temperature_c=number_of(last.get("temperature_c")),
         throttles=tuple(dict.fromkeys(reasons)),
         foreign_processes=int(max(foreign)) if foreign else None,
     )
