@@ -81,7 +81,7 @@ def refresh(
     outcomes = {str(outcome.key): outcome for outcome in judged.rows}
     if judged.unfit is not None:
         raise BaselineError(f"the runs {runs[0].source} to {runs[-1].source} cannot refresh the baseline: {judged.unfit}")
-    _same_controls(outcomes)
+    _same_controls(previous, fresh, outcomes)
     chosen = _chosen(fresh, outcomes, rows)
     if not chosen:
         return Refreshed(previous, (), ())
@@ -117,8 +117,9 @@ def _new_name(previous: Baseline) -> str:
     return str(number)
 
 
-def _same_controls(outcomes: Mapping[str, RowOutcome]) -> None:
-    other = [outcome for outcome in outcomes.values() if outcome.control and outcome.verdict is RowVerdict.NOT_COMPARABLE]
+def _same_controls(previous: Baseline, fresh: Baseline, outcomes: Mapping[str, RowOutcome]) -> None:
+    controls = {name for side in (previous, fresh) for name, row in side.rows.items() if row.control}
+    other = [outcomes[name] for name in sorted(controls) if outcomes[name].verdict is RowVerdict.NOT_COMPARABLE]
     if other:
         raise BaselineError(
             f"the control row {other[0].key} is measured in another way than in the baseline ({other[0].reason}), so that old and "

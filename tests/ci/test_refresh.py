@@ -196,6 +196,9 @@ def test_another_protocol_moved_controls_and_too_few_runs_are_refused() -> None:
     changed = [with_row(run, replace(run.rows[RowKey("control_0")], version="v2")) for run in _new()]
     with pytest.raises(BaselineError, match="control_0 is measured in another way"):
         _refresh(changed)
+    turned = [with_row(run, measured("control_0", run.rows[RowKey("control_0")].samples)) for run in _new()]
+    with pytest.raises(BaselineError, match="control_0 is measured in another way"):
+        _refresh(turned)
 
 
 def test_one_boot_makes_the_whole_file_advisory() -> None:
