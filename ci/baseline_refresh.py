@@ -77,10 +77,12 @@ def refresh(
     differs = of_one_kind(previous, fresh)
     if differs is not None:
         raise BaselineError(f"{differs}, so that one file cannot hold both; replace the whole baseline with {RECORD}")
-    judged = judge(runs, references_of(previous), estimate=run_estimate)
-    outcomes = {str(outcome.key): outcome for outcome in judged.rows}
-    if judged.unfit is not None:
-        raise BaselineError(f"the runs {runs[0].source} to {runs[-1].source} cannot refresh the baseline: {judged.unfit}")
+    references = references_of(previous)
+    for run in runs:
+        unfit = judge([run], references, estimate=run_estimate).unfit
+        if unfit is not None:
+            raise BaselineError(f"{run.source} cannot refresh the baseline: {unfit}")
+    outcomes = {str(outcome.key): outcome for outcome in judge(runs, references, estimate=run_estimate).rows}
     _same_controls(previous, fresh, outcomes)
     chosen = _chosen(fresh, outcomes, rows)
     if not chosen:

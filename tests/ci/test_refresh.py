@@ -187,7 +187,7 @@ def test_another_protocol_moved_controls_and_too_few_runs_are_refused() -> None:
     other = [replace(run, processes=tuple(replace(p, protocol="protocol-2") for p in run.processes)) for run in _new()]
     with pytest.raises(BaselineError, match="protocol 'protocol-1' and the runs have 'protocol-2'"):
         _refresh(other)
-    with pytest.raises(BaselineError, match=r"runs/1 to runs/5 cannot refresh the baseline: the control rows .* moved"):
+    with pytest.raises(BaselineError, match=r"runs/1 cannot refresh the baseline: the control rows .* moved"):
         _refresh(_new(shift=0.95))
     with pytest.raises(BaselineError, match="at least 5 runs, but 3"):
         _refresh(_new(count=3))
