@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from gate_builders import BASE_COMMIT, a_run, environment, with_row
+from gate_builders import BASE_COMMIT, ROWS, a_run, environment, with_row
 from gate_shortcuts import BASELINE
 
 from ci import baseline as baselines
@@ -123,6 +123,13 @@ def test_a_noisy_row_can_be_accepted_and_is_then_marked_and_told() -> None:
     assert (problem.severity, "decode_c" in problem.message) == ("warning", True)
     refreshed = baselines.refresh(BASELINE, runs, accepted_by="A", reason="r", rows="decode_[cd]", accept_noisy=True).baseline
     assert [name for name, row in refreshed.rows.items() if row.noisy] == ["decode_c"]
+
+
+def test_a_run_is_judged_without_its_own_values() -> None:
+    """Of five runs the odd one widens the spread of all five so far that only the other four show it."""
+    runs = [*_runs()[:4], replace(a_run(4, factors=dict.fromkeys(ROWS, 0.97)), source="runs/odd")]
+    with pytest.raises(BaselineError, match=r"in 6 row\(s\): decode_a .*run 5, runs/odd"):
+        baselines.record(runs, accepted_by="A")
 
 
 def test_a_row_that_is_not_accepted_may_be_noisy() -> None:
