@@ -20,7 +20,7 @@ from ci.baseline_file import Anchor, Baseline, Row
 from ci.model import Direction, RowKey, RowOutcome, RowVerdict
 from ci.references import references_of
 from ci.rows import COMPARED_ROWS, WAIVED, percent, serving_classes
-from ci.screen import ALPHA, MIN_FLOOR, Reference
+from ci.screen import ALPHA, MIN_FLOOR, SCREENED, Reference
 
 CREEP = "CREEP"
 """Flag of a row that is slower than its anchor by `MIN_CREEP` or more, beyond chance."""
@@ -28,7 +28,8 @@ MIN_CREEP = 0.03
 MAX_CREEP = 0.05
 """Distance over which a row fails unless a waiver says CREEP."""
 
-_TURNED = (RowVerdict.PASS, RowVerdict.UNCONFIRMED, RowVerdict.IMPROVED)
+_TAKEN_OFF = (WAIVED, SCREENED)
+"""Flags that a row which fails by its creep loses: no other waiver excuses it, and no second look at the last change clears it."""
 
 
 @dataclass(frozen=True)
@@ -198,15 +199,16 @@ def _crept(outcome: RowOutcome, row: Row, anchor: Standing, distance: float, p_v
             flags = tuple(dict.fromkeys((*flags, WAIVED)))
         return replace(outcome, flags=flags), f"{told}; find the commits that slowed it down"
     remedy = "mend it, or waive it (CREEP) in the baseline with a reason and a date"
-    if outcome.verdict not in _TURNED:
-        return replace(outcome, flags=tuple(flag for flag in flags if flag != WAIVED)), f"{told}; {remedy}"
+    flags = tuple(flag for flag in flags if flag not in _TAKEN_OFF)
+    if outcome.verdict is RowVerdict.BLIND:
+        return replace(outcome, flags=flags), f"{told}; {remedy}"
     sign = -1 if row.direction == "higher" else 1
     limits = [math.exp(sign * (anchor.level + side * math.log1p(MAX_CREEP))) for side in (-1, 1)]
     made = replace(
         outcome,
         verdict=RowVerdict.REGRESSED,
         reason=f"{size} latency from its anchor {anchor.commit[:12]}, over {percent(MAX_CREEP)} and beyond chance; {remedy}",
-        flags=tuple(flag for flag in flags if flag != WAIVED),
+        flags=flags,
         baseline=math.exp(sign * anchor.level),
         effect=math.expm1(distance),
         p_value=p_value,

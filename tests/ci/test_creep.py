@@ -21,6 +21,7 @@ from ci.creep import marked
 from ci.errors import BaselineError
 from ci.model import CommitResult, GateResult, RowVerdict, RunVerdict
 from ci.rows import WAIVED
+from ci.screen import SCREENED
 
 NIGHTLY = 0.999
 """A tenth of a per cent of throughput a night."""
@@ -103,14 +104,17 @@ def test_a_waiver_for_creep_lets_it_pass_and_is_told_and_no_other_waiver_does() 
 
 
 def test_a_row_that_is_excused_for_something_else_still_fails_by_its_creep() -> None:
-    """A waiver for BLIND leaves the flag WAIVED on a passing row: it may not carry the creep along."""
+    """A waiver for BLIND leaves WAIVED on a passing row, and SCREENED asks for a second look at the change: neither excuses creep."""
     passing = outcome(_compare(head(factors={"decode_b": 0.94}), _waived("CREEP")), "decode_b")
-    excused = replace(passing, flags=(WAIVED,))
+    excused = replace(passing, flags=(WAIVED, SCREENED))
     (row,), _ = marked([excused], {excused.key: (0.002, 20.0)}, FAR, 1, NOW)
     assert (row.verdict.value, row.flags) == ("REGRESSED", ("CREEP",))
     regressed = replace(excused, verdict=RowVerdict.REGRESSED)
     (row,), _ = marked([regressed], {excused.key: (0.002, 20.0)}, FAR, 1, NOW)
     assert (row.verdict.value, row.flags) == ("REGRESSED", ("CREEP",))
+    blind = replace(excused, verdict=RowVerdict.BLIND)
+    (row,), _ = marked([blind], {excused.key: (0.002, 20.0)}, FAR, 1, NOW)
+    assert (row.verdict.value, row.flags) == ("BLIND", ("CREEP",))
 
 
 def test_the_anchor_is_held_against_the_controls_of_its_own_runs() -> None:
