@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import bisect_run, compiled_run, github, run, shards, spread, tables
+from ci import baseline_command, bisect_run, compiled_run, github, run, shards, spread, tables
 from ci import case as cases
 from ci import comment as comments
 from ci import gate as gating
@@ -199,37 +199,12 @@ def _comment(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
-def _baseline(options: argparse.Namespace, console: Console) -> int:
-    if options.action == "record":
-        return _record(options, console)
-    file = options.file or Path("baselines") / f"{detect().key}.json"
-    if not file.exists():
-        raise UsageError(f"There is no baseline at {file}: record one with `python -m ci baseline record`.")
-    console.print(baselines.describe(baselines.load(file)), markup=False, highlight=False)
-    return int(ExitCode.PASS)
-
-
 def _compiled(options: argparse.Namespace, console: Console) -> int:
     repository = Repository(Path.cwd())
     commit = repository.commit(options.commit)
     made = compiled_run.compile_commit(repository, Places(repository.root), commit)
     for path in compiled_run.record_baselines(made, commit, repository.root, reason=options.reason):
         console.print(f"{path.relative_to(repository.root)}", markup=False, highlight=False)
-    return int(ExitCode.PASS)
-
-
-def _record(options: argparse.Namespace, console: Console) -> int:
-    runs = [merging.load_kept(folder) for folder in options.runs]
-    made = baselines.record(
-        runs,
-        reason=options.reason,
-        accepted_by=options.accepted_by,
-        waivers=baselines.load_waivers(options.waivers) if options.waivers else (),
-        allow_single_boot=options.single_boot,
-    )
-    target = options.output or Path(baselines.file_name(made))
-    baselines.save(made, target)
-    console.print(f"{target}: {len(made.rows)} rows of {len(made.runs)} runs", markup=False, highlight=False)
     return int(ExitCode.PASS)
 
 
@@ -273,7 +248,7 @@ _COMMANDS = {
     "site": _site,
     "history": _history,
     "table": _table,
-    "baseline": _baseline,
+    "baseline": baseline_command.run,
     "compiled": _compiled,
 }
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from ci import noise
+from ci import creep, noise, runner_state
 from ci.baseline import Baseline, Problem, check, file_name
 from ci.errors import BaselineError, ExitCode, UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.pairs import DEVICE_FLOOR, WALL_CLOCK_FLOOR
-from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_for, section_of
-from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, Reference, judge, two_run_floors
+from ci.references import Reference, references_of, run_estimate
+from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_of
+from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, judge, two_run_floors
 
 __all__ = [
     "ALPHA",
@@ -39,11 +39,6 @@ _COMPARABLE_KINDS = frozenset({"environment", "runs", "waiver", "age", "advisory
 """Problems of a baseline that leave its numbers comparable: its rows are shown, though its verdict is BASELINE INVALID."""
 
 
-def _run_estimate(row: RowResult) -> float:
-    """ln latency of a run of K processes: the mean of the fastest 60 %."""
-    return float(noise.fast60(noise.log_latency(row.samples, row.direction)))
-
-
 def _value_estimate(row: RowResult) -> float:
     """ln latency of a foreign result: its median, whatever its samples were."""
     return float(np.median(noise.log_latency(row.samples, row.direction)))
@@ -57,34 +52,9 @@ def _one_commit(heads: Sequence[CommitResult]) -> CommitResult:
     return heads[-1]
 
 
-def _baseline_references(baseline: Baseline) -> dict[RowKey, Reference]:
-    references = {}
-    for row in baseline.rows.values():
-        processes = [noise.log_latency(values, row.direction) for values in row.values]
-        runs = np.array([float(noise.fast60(values)) for values in processes])
-        latencies = [value for run in row.latency_us or [] for value in run]
-        references[row.key] = Reference(
-            key=row.key,
-            unit=row.unit,
-            direction=row.direction,
-            version=row.version,
-            bottleneck=row.bottleneck,
-            timer=row.timer,
-            control=row.control,
-            runs=runs,
-            input_hash=row.input_hash,
-            latency_us=float(np.median(latencies)) if latencies else None,
-            tick_us=row.tick_us,
-            section=section_for(row),
-            process_sd=noise.within_run_sd(processes),
-            pair_floor=DEVICE_FLOOR if row.instrument == "device" else WALL_CLOCK_FLOOR,
-        )
-    return references
-
-
 def baseline_floors(baseline: Baseline) -> dict[RowKey, float]:
     """The smallest relative change of latency of each row that counts between two single runs, by the baseline's noise."""
-    return two_run_floors(_baseline_references(baseline).values())
+    return two_run_floors(references_of(baseline).values())
 
 
 def _validity(heads: Sequence[CommitResult], baseline: Baseline, now: datetime.datetime | None, name: str) -> list[Problem]:
@@ -165,14 +135,17 @@ def compare_baseline(
     rows: list[RowOutcome] = []
     unfit = None
     if all(problem.kind in _COMPARABLE_KINDS for problem in errors):
-        judged = judge(head_runs, _baseline_references(baseline), estimate=_run_estimate, pairs=pairs)
-        unfit = judged.unfit
+        judged = judge(head_runs, references_of(baseline), estimate=run_estimate, pairs=pairs)
+        unfit = judged.unfit and runner_state.explained(judged.unfit, head_runs, [runner_state.of_run(run) for run in baseline.runs])
         rows, waived = waive(judged.rows, baseline, now)
         told.extend([*judged.notices, *waived])
+        if unfit is None:
+            rows, crept = creep.marked(rows, judged.spreads, baseline, len(head_runs), now)
+            told.extend(crept)
     result = blank_result("baseline", device or baseline.device.name, base or baseline.anchor_commit, last, told, len(head_runs))
     result = replace(result, head=head or last.commit, base_environment=_environment_of(baseline))
     rows = [
-        _with_history(row, [float(np.median(run)) for run in known.values] if (known := baseline.rows.get(str(row.key))) else ())
+        _with_history(row, [float(np.median(run)) for run in known.values if run] if (known := baseline.rows.get(str(row.key))) else ())
         for row in rows
     ]
     return assemble(rows, result, invalid=str(errors[0]) if errors else None, unfit=unfit)

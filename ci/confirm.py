@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ci import noise
+from ci import noise, runner_state
 from ci.identity import device_of
 from ci.model import CommitResult, GateResult, RowOutcome, RowVerdict
 from ci.pairs import DELTA0, DEVICE_FLOOR, MIN_PAIRS, WALL_CLOCK_FLOOR, Pairs, environments, outcome, sort_out
@@ -166,6 +166,7 @@ def compare_pairs(
     if mode == "ab":
         judged, also_unfit = as_controls(rows, judged)
         unfit = unfit or also_unfit
+    unfit = unfit and runner_state.explained(unfit, [head], [runner_state.of_process(process) for process in base.processes])
     outcomes.extend([*judged, *judged_controls])
     fewest = min((row.d.size for row in rows), default=0)
     cut = [row for row in pairs if row.truncated]

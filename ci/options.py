@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from pathlib import Path
 
+from ci import baseline_command, shards
 from ci import gate as gating
-from ci import shards
+from ci.baseline_command import expression
 
 EXIT_CODES = """exit codes, the first that applies:
   2  the command line, the repository or the selection cannot be used
@@ -103,33 +102,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     accept.add_argument("commit", nargs="?", default="HEAD")
     accept.add_argument("--reason", required=True, help="why this state is accepted")
 
-    baseline = commands.add_parser("baseline", help="record or show a baseline")
-    actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
-    record = actions.add_parser("record", help="make a baseline of runs that `run --keep` made")
-    record.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs of one commit on one kind of device")
-    record.add_argument("--reason", required=True, help="why this state is accepted")
-    record.add_argument("--accepted-by", default=os.environ.get("USER", ""), help="who accepts it")
-    record.add_argument("--single-boot", action="store_true", help="accept runs of one boot, as an advisory baseline")
-    record.add_argument("--waivers", type=Path, help="JSON file of waivers to carry: row, change, reason, approver, reference, expires")
-    record.add_argument("--output", type=Path, help="file to write (default: baselines/<device>.json)")
-    show = actions.add_parser("show", help="print what a baseline holds")
-    show.add_argument("file", type=Path, nargs="?", help="a baseline file (default: this device's)")
+    baseline_command.add_parser(commands)
     return made
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    parser.add_argument(
-        "--select", metavar="REGEX", type=_expression, help="only rows whose name the expression finds; controls always run"
-    )
-
-
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from error
-    return text
+    parser.add_argument("--select", metavar="REGEX", type=expression, help="only rows whose name the expression finds; controls always run")
 
 
 def _positive(text: str) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import stats
 
 from ci import noise
-from ci.model import CommitResult, Direction, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.pairs import DELTA0
+from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
+from ci.references import Reference
 from ci.rows import describe, is_control, mismatch, percent, serving_classes, stateful_outcome
 
 ALPHA = 0.01
@@ -35,36 +35,14 @@ Estimator = Callable[[RowResult], float]
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The accepted runs of one row: `runs` is [B], ln latency of each run."""
-
-    key: RowKey
-    unit: str
-    direction: Direction
-    version: str
-    bottleneck: str
-    timer: str
-    control: bool
-    runs: noise.Array
-    input_hash: str | None = None
-    latency_us: float | None = None
-    tick_us: float | None = None
-    section: str = "other"
-    process_sd: float = math.nan
-    """SD of ln latency of one process, where the reference knows it."""
-    delta0: float = DELTA0
-    """Margin that a confirmation in pairs would take off."""
-    pair_floor: float = 0.0
-    """Floor that such a confirmation would have, where it is the larger one."""
-
-
-@dataclass(frozen=True)
 class Judged:
     """Outcomes of all rows, and what they say together."""
 
     rows: list[RowOutcome]
     unfit: str | None
     notices: list[str]
+    spreads: Mapping[RowKey, tuple[float, float]] = field(default_factory=dict)
+    """Moderated SD of a run and its degrees of freedom, of each row that was compared."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +101,21 @@ class _Row:
         return side * self.deviations[0] > self.edge
 
 
-def _serving(bottleneck: str, controls: Sequence[_Row]) -> list[_Row]:
-    return [control for control in controls if control.reference.bottleneck in serving_classes([bottleneck])]
+def _serving(reference: Reference, controls: Sequence[_Row]) -> list[_Row]:
+    """The controls of the row's class, about the level they had in the row's own runs."""
+    return [c for c in _in_set(controls, reference.run_set) if c.reference.bottleneck in serving_classes([reference.bottleneck])]
+
+
+def _in_set(controls: Sequence[_Row], run_set: str) -> list[_Row]:
+    """The controls with their runs in one set; those that the set did not measure are left out."""
+    found = []
+    for control in controls:
+        runs = control.reference.by_set.get(run_set) if control.reference.by_set else control.runs
+        if runs is not None:
+            centre = float(np.median(runs))
+            deviations = tuple(control.centre + d - centre for d in control.deviations)
+            found.append(replace(control, runs=runs, centre=centre, deviations=deviations))
+    return found
 
 
 def _learn_noise(rows: Sequence[_Row]) -> list[_Row]:
@@ -156,7 +147,7 @@ def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: 
     for row in raw:
         if row.reference.control:
             continue
-        serving = _serving(row.reference.bottleneck, controls)
+        serving = _serving(row.reference, controls)
         if not serving:
             bare.add(row.reference.bottleneck or "unknown")
             rows.append(row)
@@ -193,9 +184,11 @@ def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
     Only controls that serve a compared row decide: one of a class without rows (a matrix product at the power limit, say) shows the
     machine to the reader and says nothing of the rows.
     """
-    used = serving_classes(row.reference.bottleneck for row in rows)
-    for name in sorted({control.reference.bottleneck for control in controls} & used):
-        group = [control for control in controls if control.reference.bottleneck == name]
+    used = sorted({(row.reference.run_set, name) for row in rows for name in serving_classes([row.reference.bottleneck])})
+    for run_set, name in used:
+        group = [control for control in _in_set(controls, run_set) if control.reference.bottleneck == name]
+        if not group:
+            continue
         limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * float(np.median([control.sd for control in group])))
         for run in range(len(group[0].deviations)):
             moved = float(np.median([control.deviations[run] for control in group]))
@@ -303,11 +296,11 @@ def judge(
     incomparable: Mapping[RowKey, str] | None = None,
     pairs: int | None = None,
 ) -> Judged:
-    """Judges one or two runs of a commit against reference runs.
+    """Judges runs of a commit against reference runs.
 
     Args:
-        heads: Runs of one commit, in the order of measurement. One is tested alone; the mean of two is tested at its smaller error.
-        references: Accepted runs of each row; controls and rows have the same runs, in the same order.
+        heads: Runs of one commit, in the order of measurement. One is tested alone; the mean of several at its smaller error.
+        references: Accepted runs of each row; a row and the controls of its set have the same runs, in the same order.
         estimate: ln latency of a row in one run.
         incomparable: Rows that the reference knows in another form only, with the reason.
         pairs: Pairs of the last look of the confirmation that screened rows go through; None where a second run has to confirm them.
@@ -355,7 +348,7 @@ def judge(
             f"{len(few)} row(s) have fewer than {MIN_LEARNED_RUNS} reference runs, of which no noise can be learned; "
             f"an SD of {100 * noise.DECLARED_SD:.0f} % is declared for them"
         )
-    return Judged(outcomes, _unfit(rows, controls), notices)
+    return Judged(outcomes, _unfit(rows, controls), notices, {row.key: (row.sd, row.nu) for row in rows})
 
 
 def _mde80(row: _Row, num_rows: int, pairs: int | None) -> float:

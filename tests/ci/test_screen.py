@@ -28,7 +28,8 @@ from ci.baseline import Baseline, Waiver
 from ci.compare import compare_history, screened_rows
 from ci.errors import UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
-from ci.screen import SCREENED, Reference, judge
+from ci.references import Reference
+from ci.screen import SCREENED, judge
 
 # ---------------------------------------------------------------- the runner (case 9)
 
