@@ -1,4 +1,4 @@
-"""`python -m ci`: gate, run, compare, merge, report, verdict, table, baseline, site, and what a job on GitHub needs."""
+"""`python -m ci`: gate, run, compare, bisect, merge, report, verdict, table, baseline, site, and what a job on GitHub needs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
+from ci import bisect_run, compiled_run, github, run, shards, spread, tables
 from ci import case as cases
 from ci import comment as comments
-from ci import compiled_run, github, run, shards, spread, tables
 from ci import gate as gating
 from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
@@ -98,6 +98,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"{row.state}: {row.key}: {row.reason}", markup=False, highlight=False)
     console.print(f"{commit.short} on {device.name}: {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}", highlight=False)
     return int(ExitCode.PASS if set(states) <= {"measured", "skipped"} and "measured" in states else ExitCode.INCOMPLETE)
+
+
+def _bisect(options: argparse.Namespace, console: Console) -> int:
+    return int(bisect_run.find(Path.cwd(), options.row, options.good, options.bad, options.pairs, options.report, console))
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
@@ -260,6 +264,7 @@ _COMMANDS = {
     "gate": _gate,
     "run": _run,
     "compare": _compare,
+    "bisect": _bisect,
     "merge": _merge,
     "report": _report,
     "verdict": _judge_again,

@@ -17,12 +17,13 @@ from ci.errors import BaselineError, ExitCode, UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.pairs import DEVICE_FLOOR, WALL_CLOCK_FLOOR
 from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_for, section_of
-from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, Reference, judge
+from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, Reference, judge, two_run_floors
 
 __all__ = [
     "ALPHA",
     "RUN_ORDER",
     "VERDICTS",
+    "baseline_floors",
     "compare_baseline",
     "compare_history",
     "conclude",
@@ -79,6 +80,11 @@ def _baseline_references(baseline: Baseline) -> dict[RowKey, Reference]:
             pair_floor=DEVICE_FLOOR if row.instrument == "device" else WALL_CLOCK_FLOOR,
         )
     return references
+
+
+def baseline_floors(baseline: Baseline) -> dict[RowKey, float]:
+    """The smallest relative change of latency of each row that counts between two single runs, by the baseline's noise."""
+    return two_run_floors(_baseline_references(baseline).values())
 
 
 def _validity(heads: Sequence[CommitResult], baseline: Baseline, now: datetime.datetime | None, name: str) -> list[Problem]:

@@ -57,6 +57,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     compare.add_argument("--baseline", type=Path, help="a baseline file")
     compare.add_argument("--base", nargs="+", default=[], metavar="COMMIT", help="commits to compare with: one, or a history")
 
+    bisect = commands.add_parser("bisect", help="find the first commit that made a row slower")
+    bisect.add_argument("row", metavar="ROW", help="exact name of a row, as the table and the report show it")
+    bisect.add_argument("--good", required=True, metavar="COMMIT", help="a commit before the slowdown")
+    bisect.add_argument("--bad", required=True, metavar="COMMIT", help="a commit that has it")
+    bisect.add_argument("--pairs", type=_positive, default=gating.PAIRS, help="pairs of processes a step")
+    bisect.add_argument("--report", type=Path, default=Path("report"), help="folder for bisect.json and the runs (default: report)")
+
     merge = commands.add_parser("merge", help="judge the shards of a gate, or merge kept runs into one")
     merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of `gate --shard`, or of `run --keep`")
     merge.add_argument("--report", type=Path, default=Path("report"), help="folder for the verdict on shards (default: report)")

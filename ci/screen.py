@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,9 +98,13 @@ class _Row:
     @property
     def floor(self) -> float:
         """Relative change under which nothing counts: the largest of 0.5 %, three SDs and two ticks of the timer."""
+        return self.floor_of(self.sd)
+
+    def floor_of(self, sd: float) -> float:
+        """The floor of a difference whose SD is `sd`, in ln latency."""
         reference = self.reference
         ticks = 2 * reference.tick_us / reference.latency_us if reference.tick_us and reference.latency_us else 0.0
-        return max(MIN_FLOOR, FLOOR_SDS * self.sd, ticks)
+        return max(MIN_FLOOR, FLOOR_SDS * sd, ticks)
 
     def error(self, num_head_runs: int) -> float:
         return noise.predictive_sd(self.sd, self.num_base, num_head_runs)
@@ -146,7 +150,7 @@ def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: 
     for reference, heads in comparable:
         centre = float(np.median(reference.runs))
         deviations = tuple(estimate(head) - centre for head in heads)
-        raw.append(_Row(reference.key, heads[-1], reference, centre, reference.runs, deviations, 0.0))
+        raw.append(_Row(reference.key, heads[-1] if heads else _unmeasured(reference), reference, centre, reference.runs, deviations, 0.0))
     controls = [row for row in raw if row.reference.control]
     rows, bare = [], set()
     for row in raw:
@@ -163,10 +167,24 @@ def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: 
         levels = np.array([[control.centre + d for d in control.deviations] for control in serving])
         shifts = [noise.control_deviation(levels[:, run], stacked) for run in range(levels.shape[1])]
         deviations = tuple(row.centre + d - shift - centre for d, shift in zip(row.deviations, shifts, strict=True))
-        shift = float(np.mean(shifts))
+        shift = float(np.mean(shifts)) if shifts else 0.0
         rows.append(replace(row, centre=centre, runs=runs, deviations=deviations, shift=shift))
     notices = [f"class {name} has no control rows, so a shift of the whole machine shows in its rows" for name in sorted(bare)]
     return _learn_noise(rows), _learn_noise(controls), notices
+
+
+def _unmeasured(reference: Reference) -> RowResult:
+    return RowResult(reference.key, reference.unit, reference.direction, reference.version, "skipped")
+
+
+def two_run_floors(references: Iterable[Reference]) -> dict[RowKey, float]:
+    """The smallest relative change of latency that counts between two single runs, by the noise that `judge` learns of the references.
+
+    As a row's floor, but with the SD of a difference of two runs, which is sqrt(2) times that of one: neither side is known better than
+    the other, as a reference of several runs is. A caller who does not take control shifts off needs runs that were interleaved.
+    """
+    rows, controls, _ = _numbers([(reference, []) for reference in references], lambda row: math.nan)
+    return {row.key: row.floor_of(math.sqrt(2) * row.sd) for row in (*rows, *controls)}
 
 
 def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
@@ -365,4 +383,4 @@ def _why_not(row: RowResult, reference: Reference) -> str | None:
     return mismatch(row, reference.unit, reference.version, reference.control, reference.input_hash)
 
 
-__all__ = ["ALPHA", "SCREENED", "Judged", "Reference", "is_control", "judge"]
+__all__ = ["ALPHA", "SCREENED", "Judged", "Reference", "is_control", "judge", "two_run_floors"]
