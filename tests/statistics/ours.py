@@ -1,7 +1,7 @@
 """The gate's rule on arrays: the screen as `ci.screen.judge` makes it, then the paired confirm of `ci.sequential`.
 
 The screen's numbers come from `ci.noise`, its limits from `ci.screen`; a test holds `screen` against `judge` row by row. Only the sign-flip
-p-value is computed another way here (`shared_flips`), since a thousand gates with fresh flips for each row would take hours.
+p-value is computed another way here (`shared_flips`), since a thousand gates with fresh flips for each row would take long.
 """
 
 from __future__ import annotations
@@ -146,10 +146,7 @@ def _unfit(runs: Array, head: Array, z: Array, edge: Array, layout: Layout, rows
     return any(bool(np.all(side * z[rows] > edge[rows])) for side in (1, -1))
 
 
-@functools.cache
-def _exact_signs(num_pairs: int) -> Array:
-    bits = (np.arange(2**num_pairs)[:, None] >> np.arange(num_pairs)) & 1
-    return np.asarray(1.0 - 2.0 * bits)
+_own_sign_flip_p = noise.sign_flip_p
 
 
 @functools.cache
@@ -160,11 +157,10 @@ def _drawn_signs(num_pairs: int) -> npt.NDArray[np.float32]:
 
 def shared_sign_flip_p(d: Array, *, key: str) -> float:
     """`noise.sign_flip_p` with the same flips for every row: exact where that is exact, else another draw of as many flips."""
-    del key
+    if d.size <= noise.EXACT_PAIRS:
+        return _own_sign_flip_p(d, key=key)
     clipped = noise.clip_differences(d)
     size, observed = np.abs(clipped), float(clipped.sum())
-    if d.size <= noise.EXACT_PAIRS:
-        return float((_exact_signs(d.size) @ size >= observed - 1e-12 * max(float(size.sum()), 1e-300)).mean())
     reach = observed - 1e-6 * float(size.sum())
     hits = int((_drawn_signs(d.size) @ size.astype(np.float32) >= reach).sum())
     return (hits + 1) / (noise.MONTE_CARLO_FLIPS + 1)

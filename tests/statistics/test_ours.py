@@ -189,6 +189,17 @@ def test_the_measured_world_has_the_spreads_of_the_records(own: Processes) -> No
     assert (len(on_device.layout.names), int(on_device.layout.control.sum())) == (60, 6)
 
 
+def test_runs_of_one_boot_agree_tenfold_better_than_boots(own: Processes, root: Path) -> None:
+    """The SDs that docs/statistics.md quotes: between two runs of a boot, and between boots, median over the judged device-timed rows."""
+    means = np.array([run.mean(axis=1) for run in own.runs()])
+    within = np.sqrt(((means[0] - means[1]) ** 2 + (means[2] - means[3]) ** 2) / 4)
+    between = np.array([means[:2].mean(axis=0), means[2:4].mean(axis=0), means[4]]).std(axis=0, ddof=1)
+    rows = [row for row in own.layout.judged if own.layout.bottlenecks[row] != "host"]
+    told = f"{100 * np.median(within[rows]):.2f} % between runs of a boot, {100 * np.median(between[rows]):.2f} % between boots"
+    assert told.replace("0.", ".") in (root / "docs" / "statistics.md").read_text(encoding="utf-8")
+    assert np.median(between[rows]) > 5 * np.median(within[rows])
+
+
 # ---------------------------------------------------------------- draws
 
 
