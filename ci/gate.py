@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -89,11 +88,12 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
             directory=options.directory / "runs" / "compiled",
             console=console,
         )
-    case = situation.case(options, suites=lost_rows.suites(situation.repository, situation.base))
+    case = situation.case(options)
     if situation.baseline is None:
         _measure_pairs(situation, options, console)
     else:
         case = _measure_in_stages(case, situation, options, console)
+    case = msgspec.structs.replace(case, suites=lost_rows.suites(situation.repository, situation.base))
     cases.write(case, options.directory)
     result = cases.judge(options.directory)
     publish(result, options.directory, console)
@@ -115,7 +115,7 @@ class Situation:
     baseline: bytes | None
     """The stored baseline's file as the base branch has it."""
 
-    def case(self, options: Options, *, suites: lost_rows.Suites | None, **fields: Any) -> CaseFile:
+    def case(self, options: Options) -> CaseFile:
         """What a verdict on this situation depends on besides measurements."""
         base, head = self.pair() if self.baseline is None else (self.base, self.head)
         mode = "baseline" if self.baseline is not None else "aa" if self.base.sha == self.head.sha else "ab"
@@ -127,10 +127,8 @@ class Situation:
             select=options.select,
             skip=list(options.skip),
             notices=self.notices,
-            suites=suites,
             compiled=options.compiled,
             created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-            **fields,
         )
 
     def pair(self) -> tuple[Commit, Commit]:
