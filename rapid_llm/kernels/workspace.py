@@ -1,0 +1,94 @@
+# mypy: disable-error-code="import-untyped"
+"""Memory that programs of one launch share: kept between calls, one piece for each stream, so that no call allocates after its first.
+
+Calls on one stream follow each other, so they can share a piece; calls on different streams have different ones. A CUDA graph is replayed
+on any stream, beside eager calls and other graphs, so every capture has its own: it is made at the capture's first call, in the graph's
+own memory, and the graph sets its counters to 0 in each replay. Each kernel leaves the counters at 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from rapid_llm.errors import WorkspaceError
+
+__all__ = ["Workspace", "cache_clear", "workspace_for"]
+
+_LEAST_FLOATS = 1 << 16
+_LEAST_COUNTERS = 1 << 10
+_CAPTURING = 1
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One piece.
+
+    Attributes:
+        floats: fp32, uninitialised.
+        counters: int32, all 0 between launches.
+        capture: Id of the capture that it belongs to; None for eager calls.
+    """
+
+    floats: torch.Tensor
+    counters: torch.Tensor
+    capture: int | None
+
+
+_kept: dict[tuple[torch.device, int, bool], Workspace] = {}
+
+
+def workspace_for(device: torch.device, num_floats: int, num_counters: int) -> Workspace:
+    """The piece of the current stream with at least that many elements; it is valid for launches on that stream from now on.
+
+    Raises:
+        WorkspaceError: The driver does not say which capture the stream takes part in.
+    """
+    stream, capture = 0, None
+    if device.type == "cuda":
+        stream = triton.runtime.driver.active.get_current_stream(device.index)
+        if torch.cuda.is_current_stream_capturing():
+            capture = _capture_id(stream)
+    key = (device, stream, capture is not None)
+    found = _kept.get(key)
+    if found is None or found.capture != capture or len(found.floats) < num_floats or len(found.counters) < num_counters:
+        # What it replaces may still be in use by launches on this stream: its memory is given to later work of the stream only.
+        found = _kept[key] = Workspace(
+            torch.empty(_rounded(num_floats, _LEAST_FLOATS), dtype=torch.float32, device=device),
+            torch.zeros(_rounded(num_counters, _LEAST_COUNTERS), dtype=torch.int32, device=device),
+            capture,
+        )
+    return found
+
+
+def cache_clear() -> None:
+    """Forgets every piece; for tests, and where another device stands in."""
+    _kept.clear()
+
+
+def _rounded(count: int, least: int) -> int:
+    """A power of two, so that a batch that grows by ones seldom needs a larger piece."""
+    return max(least, 1 << (count - 1).bit_length() if count > 0 else 1)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _capture_id(stream: int) -> int:
+    """The id that the driver gives the capture in which `stream` takes part (CUDA driver API, cuStreamGetCaptureInfo_v2)."""
+    status, identity = ctypes.c_int(), ctypes.c_uint64()
+    ask = _driver().cuStreamGetCaptureInfo_v2
+    ask.argtypes = [ctypes.c_void_p] * 6
+    code = ask(stream, ctypes.addressof(status), ctypes.addressof(identity), None, None, None)
+    if code != 0 or status.value != _CAPTURING:
+        raise WorkspaceError(
+            f"The CUDA driver gave {code} and capture status {status.value} for a stream under capture, expected 0 and {_CAPTURING}; "
+            "capture again on a stream whose capture is valid."
+        )
+    return identity.value
