@@ -171,8 +171,8 @@ def standing_in(device: Device) -> Iterator[torch.device]:
     Yields:
         torch.device("cuda", 0).
     """
-    from rapid_llm.kernels import launch
-    from rapid_llm.kernels.ops import checks
+    from rapid_llm.kernels import launch, paged_decode, workspace
+    from rapid_llm.kernels.ops import attention, checks
     from rapid_llm.kv_cache import KVCacheManager
 
     def take(manager: Any, num_tokens: int) -> torch.Tensor:
@@ -181,9 +181,10 @@ def standing_in(device: Device) -> Iterator[torch.device]:
     major, minor = device.capability
     properties = mock.Mock(multi_processor_count=device.multiprocessors, L2_cache_size=device.l2_bytes, major=major, minor=minor, spec=[])
     properties.name = device.name
+    modules = (launch, paged_decode, workspace, attention, checks)
     before = triton.runtime.driver._active
     triton.runtime.driver.set_active(_Driver(device))
-    _forget_the_device(launch, checks)
+    _forget_the_device(*modules)
     try:
         with (
             mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
@@ -198,4 +199,4 @@ def standing_in(device: Device) -> Iterator[torch.device]:
             yield torch.device("cuda", 0)
     finally:
         triton.runtime.driver._active = before
-        _forget_the_device(launch, checks)
+        _forget_the_device(*modules)

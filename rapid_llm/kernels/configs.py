@@ -24,7 +24,6 @@ evenly to programs instead of a number of splits to each sequence."""
 
 _MAX_GROUP_BLOCK = 64
 _MIN_DOT = 16
-_MIN_SWAPPED = 8
 _MAX_STREAM_BATCH = 4096
 _MAX_PROGRAMS_PER_SM = 8
 _STREAMED_PROGRAMS = 128
@@ -116,7 +115,7 @@ class DecodeConfig:
         rule = choose_config(sizes["num_q_heads"] // sizes["num_kv_heads"], sizes["head_dim"], e4m3=kv_dtype == "e4m3")
         if self.block_d != rule.block_d:
             return f"block_d is {self.block_d} where these heads take {rule.block_d}"
-        for name, least in (("block_m", _MIN_SWAPPED if self.swapped else _MIN_DOT), ("block_n", _MIN_DOT), ("block_s", 1)):
+        for name, least in (("block_m", _MIN_DOT), ("block_n", _MIN_DOT), ("block_s", 1)):
             if (block := getattr(self, name)) < least or block & (block - 1):
                 return f"{name} is {block}, and the {self.variant} variant takes powers of two from {least}"
         if self.streamed and self.num_splits is not None:
@@ -187,7 +186,7 @@ def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "spli
     columns = head_dim // 2 if e4m3 else head_dim
     wide = columns > 128
     return DecodeConfig(
-        block_m=max(_MIN_SWAPPED if variant.endswith("swap") else _MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK)),
+        block_m=max(_MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK)),
         block_n=32 if wide else 64,
         block_d=max(_MIN_DOT, _next_power_of_2(columns)),
         num_warps=4,

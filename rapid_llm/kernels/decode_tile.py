@@ -114,7 +114,8 @@ def attend(
         score_scale: Factor on QK^T that makes of it a base-2 exponent.
         V_OFF: Distance of a row's V from its K, where both are views of one buffer with equal strides: the two gathers then share
             their addresses. 0 means that V has addresses of its own.
-        SWAP: Tokens ride in the dots' M and query heads in their N, which may be 8; otherwise query heads ride in M, at least 16.
+        SWAP: Tokens ride in the dots' M and query heads in their N: 16 of them are then enough for wgmma, whose M is 64. Otherwise query
+            heads ride in M.
 
     Returns:
         (acc, acc_odd, running_max, running_sum): sums of weighted values, [BLOCK_M, BLOCK_D] or where SWAP the transpose, the odd one
@@ -126,8 +127,10 @@ def attend(
     token = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)[None, :]
     column_inside = column < COLUMNS
-    k_columns = k_base + column
-    v_columns = v_base + column
+    # Bytes that are widened become the operand of a dot in registers, so V is then loaded as its dot wants it; transposed after the load, it
+    # would pass through registers on its way to shared memory.
+    V_TRANSPOSED: tl.constexpr = SWAP and E4M3
+    v_column = tl.arange(0, BLOCK_D)[:, None] if V_TRANSPOSED else column
 
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -145,16 +148,17 @@ def attend(
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         rows = next_rows
         next_rows = table_rows(table_row, tl.minimum(start + BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
-        k_pointers = k_columns + row_offsets(rows, k_row_stride, NARROW)[:, None]
+        k_offsets = row_offsets(rows, k_row_stride, NARROW)
+        v_offsets = k_offsets if V_OFF != 0 else row_offsets(rows, v_row_stride, NARROW)
+        k_pointers = k_base + k_offsets[:, None] + column
         k = _load_columns(k_pointers, column_inside, PADDED)
-        if V_OFF != 0:
-            v = _load_columns(k_pointers + V_OFF, column_inside, PADDED)
+        if V_TRANSPOSED:
+            v = _load_columns(v_base + v_offsets[None, :] + v_column, v_column < COLUMNS, PADDED)
         else:
-            v = _load_columns(v_columns + row_offsets(rows, v_row_stride, NARROW)[:, None], column_inside, PADDED)
-        # Transposed before they are widened: what is widened stays in the registers of the dot's operand.
-        if SWAP:
-            v = tl.trans(v)
-        else:
+            v_pointers = k_pointers + V_OFF if V_OFF != 0 else v_base + v_offsets[:, None] + column
+            v = _load_columns(v_pointers, column_inside, PADDED)
+            v = tl.trans(v) if SWAP else v
+        if not SWAP:
             k = tl.trans(k)
         if E4M3:
             k, k_odd = widen_e4m3_pair(k, q.dtype, CONVERT)

@@ -17,7 +17,7 @@ import triton
 
 from rapid_llm.errors import WorkspaceError
 
-__all__ = ["Workspace", "cache_clear", "workspace_for"]
+__all__ = ["Workspace", "kept", "workspace_for"]
 
 _LEAST_FLOATS = 1 << 16
 _LEAST_COUNTERS = 1 << 10
@@ -39,7 +39,18 @@ class Workspace:
     capture: int | None
 
 
-_kept: dict[tuple[torch.device, int, bool], Workspace] = {}
+class _Kept:
+    """The pieces by device, stream, and whether they are a capture's; of captures on a stream the last."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[tuple[torch.device, int, bool], Workspace] = {}
+
+    def cache_clear(self) -> None:
+        """Forgets them; for tests, and where another device stands in."""
+        self.pieces.clear()
+
+
+kept = _Kept()
 
 
 def workspace_for(device: torch.device, num_floats: int, num_counters: int) -> Workspace:
@@ -54,20 +65,15 @@ def workspace_for(device: torch.device, num_floats: int, num_counters: int) -> W
         if torch.cuda.is_current_stream_capturing():
             capture = _capture_id(stream)
     key = (device, stream, capture is not None)
-    found = _kept.get(key)
+    found = kept.pieces.get(key)
     if found is None or found.capture != capture or len(found.floats) < num_floats or len(found.counters) < num_counters:
         # What it replaces may still be in use by launches on this stream: its memory is given to later work of the stream only.
-        found = _kept[key] = Workspace(
+        found = kept.pieces[key] = Workspace(
             torch.empty(_rounded(num_floats, _LEAST_FLOATS), dtype=torch.float32, device=device),
             torch.zeros(_rounded(num_counters, _LEAST_COUNTERS), dtype=torch.int32, device=device),
             capture,
         )
     return found
-
-
-def cache_clear() -> None:
-    """Forgets every piece; for tests, and where another device stands in."""
-    _kept.clear()
 
 
 def _rounded(count: int, least: int) -> int:

@@ -11,6 +11,7 @@ from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels import workspace
 from rapid_llm.kernels.configs import VARIANTS, DecodeConfig, choose_config, choose_num_programs, choose_num_splits
 from rapid_llm.kernels.ops import paged_decode_attention
+from rapid_llm.kernels.ops.checks import DTYPE_NAMES
 from rapid_llm.kernels.ops.tuned import overridden
 
 FP16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.uint8
@@ -24,18 +25,11 @@ def small(variant: str, group: int, head_dim: int, *, e4m3: bool = False, **more
 
 def attend(cache: Any, config: DecodeConfig, **arguments: Any) -> torch.Tensor:
     """The public call with that config."""
-    assert config.problem({**_sizes(cache), "max_seq_len": cache.row_table.shape[1]}, str(cache.k_rows.dtype)) is None or e4m3_of(cache)
+    batch, num_q_heads, head_dim = cache.q.shape
+    sizes = {"batch": batch, "num_q_heads": num_q_heads, "num_kv_heads": cache.k_rows.shape[1], "head_dim": head_dim}
+    assert config.problem(sizes, DTYPE_NAMES[cache.k_rows.dtype]) is None
     with overridden("triton_paged_decode", config):
         return paged_decode_attention(*cache.tensors, **cache.scales, backend="triton", **arguments)
-
-
-def e4m3_of(cache: Any) -> bool:
-    return bool(cache.k_rows.dtype == E4M3)
-
-
-def _sizes(cache: Any) -> dict[str, int]:
-    batch, num_q_heads, head_dim = cache.q.shape
-    return {"batch": batch, "num_q_heads": num_q_heads, "num_kv_heads": cache.k_rows.shape[1], "head_dim": head_dim}
 
 
 def checked(cache: Any, config: DecodeConfig) -> torch.Tensor:
@@ -45,7 +39,7 @@ def checked(cache: Any, config: DecodeConfig) -> torch.Tensor:
         out = torch.full_like(cache.q, torch.nan)
         attend(cache, config, out=out)
         check_decode(out, reference, kv_dtype=str(cache.k_rows.dtype))
-    assert all(not bool(piece.counters.any()) for piece in workspace._kept.values())
+    assert all(not bool(piece.counters.any()) for piece in workspace.kept.pieces.values())
     return out
 
 
@@ -115,12 +109,43 @@ def test_a_nan_in_one_part_reaches_the_output(make_cache: Any, variant: str) -> 
     assert bool(attend(cache, small(variant, 2, 16))[1].isnan().all())
 
 
+def in_blocks(cache: Any, block_size: int) -> torch.Tensor:
+    """Moves a cache's tokens to blocks in scattered order, with garbage in what no token has; gives the block table."""
+    batch, width = cache.row_table.shape
+    num_blocks = -(-width // block_size)
+    order = torch.randperm(batch * num_blocks).view(batch, num_blocks).int()
+    pool = torch.full((batch * num_blocks * block_size, *cache.k_rows.shape[1:]), 0x7F if cache.k_rows.dtype == E4M3 else torch.nan)
+    k_rows, v_rows = (pool.to(cache.k_rows.dtype).to(cache.q.device) for _ in range(2))
+    for sequence, length in enumerate(cache.seq_lens.tolist()):
+        for token in range(length):
+            row = int(order[sequence, token // block_size]) * block_size + token % block_size
+            k_rows[row] = cache.k_rows[cache.row_table[sequence, token].long()]
+            v_rows[row] = cache.v_rows[cache.row_table[sequence, token].long()]
+        order[sequence, -(-length // block_size) :] = -1
+    cache.k_rows, cache.v_rows = k_rows, v_rows
+    return order.to(cache.q.device)
+
+
+@pytest.mark.parametrize("block_size", [3, 16, 64])
+@pytest.mark.parametrize("variant", [*VARIANTS, "torch"])
+def test_a_block_table_is_the_row_table_in_blocks(make_cache: Any, variant: str, block_size: int) -> None:
+    """Blocks smaller and larger than a tile, one that is no power of two, and entries past a length that no pool has."""
+    cache = make_cache([70, 0, 18, 64], 4, 2, 16, kv_dtype=E4M3 if block_size == 16 else FP16)
+    reference = decode_reference(*cache.tensors, **cache.scales)
+    cache.row_table = in_blocks(cache, block_size)
+    if variant == "torch":
+        out = paged_decode_attention(*cache.tensors, **cache.scales, backend="torch", block_size=block_size)
+    else:
+        out = attend(cache, small(variant, 2, 16, e4m3=bool(cache.scales)), block_size=block_size)
+    check_decode(out, reference, kv_dtype=str(cache.k_rows.dtype))
+
+
 def test_a_larger_call_takes_a_larger_workspace(make_cache: Any) -> None:
-    workspace.cache_clear()
+    workspace.kept.cache_clear()
     small_cache, large_cache = make_cache([40], 2, 1, 16), make_cache([40] * 1100, 2, 1, 16)
     config = small("split", 2, 16, num_splits=2)
     checked(small_cache, config)
-    (before,) = workspace._kept.values()
+    (before,) = workspace.kept.pieces.values()
     piece = workspace.workspace_for(small_cache.q.device, 8, 8)
     assert piece is before
     grown = workspace.workspace_for(small_cache.q.device, len(piece.floats) + 1, 2 * len(large_cache.seq_lens))
