@@ -23,6 +23,7 @@ from rapid_llm.kernels.workspace import workspace_for
 __all__ = ["fits_32_bits", "paged_decode"]
 
 _LOG2_E = math.log2(math.e)
+_LEAST_BLOCK_B = 32
 _MERGED_ELEMENTS = 2048
 """Elements of query heads that a merge takes at a time: what the registers of a few warps hold beside one part's."""
 
@@ -184,7 +185,8 @@ def _planned(
             head_blocks, batch * max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
         )
         kernel, grid, counts = paged_decode_stream_kernel, (head_blocks, programs), (batch, max_seq_len, programs)
-        constants["BLOCK_B"] = 1 << (batch - 1).bit_length()
+        # Batches up to the least size share one compiled kernel.
+        constants["BLOCK_B"] = max(_LEAST_BLOCK_B, 1 << (batch - 1).bit_length())
         parts = 2 * head_blocks * programs
     else:
         splits = num_splits or config.num_splits

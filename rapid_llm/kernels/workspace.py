@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -82,16 +83,22 @@ def _rounded(count: int, least: int) -> int:
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+def _capture_info() -> tuple[Any, int]:
+    """The driver's function that tells a stream's capture, and how many arguments follow stream, status and id (CUDA driver API)."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    for name, rest in (("cuStreamGetCaptureInfo_v2", 3), ("cuStreamGetCaptureInfo_v3", 4)):
+        ask = getattr(driver, name, None)
+        if ask is not None:
+            ask.argtypes = [ctypes.c_void_p] * (3 + rest)
+            return ask, rest
+    raise WorkspaceError("The CUDA driver has no cuStreamGetCaptureInfo_v2 or _v3; use a driver of CUDA 11.3 or later.")
 
 
 def _capture_id(stream: int) -> int:
-    """The id that the driver gives the capture in which `stream` takes part (CUDA driver API, cuStreamGetCaptureInfo_v2)."""
+    """The id that the driver gives the capture in which `stream` takes part."""
     status, identity = ctypes.c_int(), ctypes.c_uint64()
-    ask = _driver().cuStreamGetCaptureInfo_v2
-    ask.argtypes = [ctypes.c_void_p] * 6
-    code = ask(stream, ctypes.addressof(status), ctypes.addressof(identity), None, None, None)
+    ask, rest = _capture_info()
+    code = ask(stream, ctypes.addressof(status), ctypes.addressof(identity), *[None] * rest)
     if code != 0 or status.value != _CAPTURING:
         raise WorkspaceError(
             f"The CUDA driver gave {code} and capture status {status.value} for a stream under capture, expected 0 and {_CAPTURING}; "
