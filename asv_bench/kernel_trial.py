@@ -165,9 +165,8 @@ def prepare(cell: Cell, device: torch.device) -> Prepared:
     tokens = sum(cell.seq_lens)
     kv_bytes = 2 * tokens * _NUM_KV_HEADS * _HEAD_DIM * kv_pool.pool_dtype(cell.kv_dtype).itemsize
     num_sets = min(_MOST_SETS, kv_pool.num_sets_for(kv_bytes, device))
-    pool = kv_pool.paged_pool(
-        seq_lens=list(cell.seq_lens), num_kv_heads=_NUM_KV_HEADS, head_dim=_HEAD_DIM, kv_dtype=cell.kv_dtype, device=device, num_sets=num_sets
-    )  # fmt: skip
+    heads: dict[str, Any] = {"num_kv_heads": _NUM_KV_HEADS, "head_dim": _HEAD_DIM}
+    pool = kv_pool.paged_pool(seq_lens=list(cell.seq_lens), kv_dtype=cell.kv_dtype, device=device, num_sets=num_sets, **heads)
     batch, width = pool.row_tables[0].shape
     max_blocks = -(-width // _BLOCK_SIZE)
     blocks = pool.k_rows.shape[0] // _BLOCK_SIZE
@@ -239,7 +238,8 @@ class Trial:
                 latency_us = self._timed(prepared, calls)
                 verify.check_decode(prepared.outs, prepared.expected[block_size], kv_dtype=prepared.cell.kv_dtype)
         except Exception as error:  # a config that does not compile, fit or compute is told, and the trial goes on
-            return self.not_measured(told, error)
+            self.not_measured(told, error)
+            return None
         self.results.add(told, latency_us=latency_us, moved=prepared.moved, max_abs_diff=difference)
         return latency_us
 

@@ -20,9 +20,11 @@ Call = Callable[[], object]
 
 
 def peers(q: torch.Tensor, pool: kv_pool.PagedPool, outs: torch.Tensor) -> Iterator[tuple[str, list[Call], list[Call]]]:
-    """SDPA's backends by name, each with a call a working set, and the same followed by a copy to `outs`, to be checked; nothing for an e4m3 cache and for lengths that differ.
+    """SDPA's backends by name, each with a call a working set, and the same followed by a copy to `outs`, to be checked.
 
-    The K and V of each set are gathered beforehand to [batch, num_kv_heads, max_seq_len, head_dim].
+    There is none for an e4m3 cache and for lengths that differ.
+
+    K and V of each set are gathered beforehand to [batch, num_kv_heads, max_seq_len, head_dim].
 
     Args:
         q: [batch, num_q_heads, head_dim].

@@ -73,12 +73,7 @@ class Results:
 
     def best(self, cell: str, what: str, block_size: int | None) -> dict[str, Any] | None:
         """The result with the smallest median time; of a config that was read several times the times are put together."""
-        by_config: dict[str, list[dict[str, Any]]] = {}
-        for row in self.rows:
-            if (row["cell"], row["what"], row["block_size"]) == (cell, what, block_size) and row["latency_us"] is not None:
-                by_config.setdefault(json.dumps(row["config"], sort_keys=True), []).append(row)
-        medians = [sorted(rows, key=lambda row: row["latency_us"])[len(rows) // 2] for rows in by_config.values()]
-        return min(medians, key=lambda row: row["latency_us"], default=None)
+        return min(self._medians(cell, what, block_size), key=lambda row: row["latency_us"], default=None)
 
     def summary(self) -> str:
         """The best of each cell, with its share of the read ceiling and its ratios to the peers and to the cell's other dtype."""
@@ -89,8 +84,7 @@ class Results:
                 lines.append(f"{cell}: nothing was measured")
                 continue
             parts = [line(found)]
-            rule = next((row for row in self.rows if (row["cell"], row["what"], row["block_size"]) == (cell, "ours", 1)), found)
-            others = {"rule": rule, "blocks of 16": self.best(cell, "ours", 16)}
+            others = {"first config": self._medians(cell, "ours", 1)[0], "blocks of 16": self.best(cell, "ours", 16)}
             others |= {what: self.best(cell, what, None) for what in sorted({row["what"] for row in self.rows}) if what.startswith("sdpa")}
             if cell.endswith(" e4m3"):
                 others["float16"] = self.best(cell.replace(" e4m3", " float16"), "ours", 1)
@@ -99,6 +93,14 @@ class Results:
                     parts.append(f"{found['latency_us'] / other['latency_us']:.3f}x {name}")
             lines.append("; ".join(parts))
         return "\n".join(lines)
+
+    def _medians(self, cell: str, what: str, block_size: int | None) -> list[dict[str, Any]]:
+        """Of each config the result with its median time, in the order in which they were first measured."""
+        by_config: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            if (row["cell"], row["what"], row["block_size"]) == (cell, what, block_size) and row["latency_us"] is not None:
+                by_config.setdefault(json.dumps(row["config"], sort_keys=True), []).append(row)
+        return [sorted(rows, key=lambda row: row["latency_us"])[len(rows) // 2] for rows in by_config.values()]
 
     def _write(self) -> None:
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
@@ -109,7 +111,8 @@ class Results:
 def line(row: dict[str, Any]) -> str:
     """A result as text."""
     config = row["config"]
-    shown = "" if config is None else " " + " ".join(f"{name}={value}" for name, value in config.items() if name not in ("block_m", "block_d"))
+    told = {} if config is None else {name: value for name, value in config.items() if name not in ("block_m", "block_d")}
+    shown = "".join(f" {name}={value}" for name, value in told.items())
     head = f"{row['cell']} {row['what']}{'' if row['block_size'] in (1, None) else ' blocks of ' + str(row['block_size'])}{shown}"
     if row["latency_us"] is None:
         return f"{head}: {row['reason'] or 'no time'}"

@@ -83,13 +83,6 @@ FAULTS = (
         "tl.store(counter_ptr, count)",
     ),
     _kernel(
-        "merged-by-the-first",
-        "The first program to arrive merges, and not the last.",
-        _MERGE,
-        "is_last = arrived == count - 1",
-        "is_last = arrived == 0",
-    ),
-    _kernel(
         "wrong-part-of-a-stream",
         "The program in which a sequence begins is taken to begin with it.",
         _STREAM,
@@ -146,8 +139,12 @@ FAULTS = (
         "Only the first half of head_dim is stored.",
         {DECODE: ("fp16", "one split"), DECODE_E4M3: ()},
         (
-            Edit(_SPLIT, "mask=head_inside & (out_column < HEAD_DIM)[None, :])", "mask=head_inside & (out_column < HEAD_DIM // 2)[None, :])"),
-            Edit(_MERGE, "mask=member_inside[:, None] & column_inside[None, :])", "mask=member_inside[:, None] & (column < HEAD_DIM // 2)[None, :])"),
+            Edit(_SPLIT, "(out_column < HEAD_DIM)[None, :])", "(out_column < HEAD_DIM // 2)[None, :])"),
+            Edit(
+                _MERGE,
+                "mask=member_inside[:, None] & column_inside[None, :])",
+                "mask=member_inside[:, None] & (column < HEAD_DIM // 2)[None, :])",
+            ),
         ),
         reason=_OFF,
     ),
@@ -232,7 +229,9 @@ FAULTS = (
     ),
     _result("e4m3-only", "Only outputs over an e4m3 pool are off, by a twentieth.", "    if E4M3:\n        result = result * 1.05", _BYTES),
     _kernel("ignored-k-scale", "The K scale of an e4m3 pool is left out.", _LAUNCHER, "* _LOG2_E * k_scale", "* _LOG2_E", rows=_BYTES),
-    _kernel("ignored-v-scale", "The V scale of an e4m3 pool is left out.", _LAUNCHER, "        v_scale * plan", "        plan", rows=_BYTES),
+    _kernel(
+        "ignored-v-scale", "The V scale of an e4m3 pool is left out.", _LAUNCHER, "        v_scale * plan", "        plan", rows=_BYTES
+    ),
     _kernel(
         "swapped-scales",
         "The scales of K and V are exchanged.",

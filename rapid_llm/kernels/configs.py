@@ -18,13 +18,14 @@ __all__ = [
 ]
 
 VARIANTS = ("split", "swap", "stream", "stream-swap")
-"""How decode attention is computed: "swap" lets tokens ride in the dots' M instead of query heads, "stream" deals the tiles of all sequences
-evenly to programs instead of a number of splits to each sequence."""
+"""How decode attention is computed: "swap" lets tokens ride in the dots' M instead of query heads, "stream" deals the tiles of all
+sequences evenly to programs instead of a number of splits to each sequence."""
 
 
 _MAX_GROUP_BLOCK = 64
 _MIN_DOT = 16
 _MAX_STREAM_BATCH = 4096
+_MAX_STREAM_TILES = 2**31
 _MAX_PROGRAMS_PER_SM = 8
 _STREAMED_PROGRAMS = 128
 """From this many programs on, the rule takes a stream: so many leave a sequence too few splits to even out the lengths. A hypothesis from
@@ -78,19 +79,20 @@ class DecodeConfig:
         """The rule's config.
 
         Args:
-            sizes: Of the request: batch, num_q_heads, num_kv_heads, head_dim.
+            sizes: Of the request: batch, max_seq_len, num_q_heads, num_kv_heads, head_dim.
             kv_dtype: As of the request.
         """
         group = sizes["num_q_heads"] // sizes["num_kv_heads"]
         config = choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3")
         programs = sizes["batch"] * sizes["num_kv_heads"] * -(-group // config.block_m)
-        if sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS and sizes["batch"] <= _MAX_STREAM_BATCH:
-            return dataclasses.replace(config, variant="stream")
+        stream = choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3", variant="stream")
+        if sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS and stream.problem(sizes, kv_dtype) is None:
+            return stream
         return config
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[DecodeConfig]:
-        """What a search tries, the rule's config first; sizes as of `default`, and max_seq_len."""
+        """What a search tries, the rule's config first; sizes as of `default`."""
         group = sizes["num_q_heads"] // sizes["num_kv_heads"]
         e4m3 = kv_dtype == "e4m3"
         tokens = (32, 64) if choose_config(group, sizes["head_dim"], e4m3=e4m3).block_n == 32 else (64, 128)
@@ -122,6 +124,8 @@ class DecodeConfig:
             return f"num_splits is {self.num_splits}, and a stream has no splits"
         if self.streamed and sizes["batch"] > _MAX_STREAM_BATCH:
             return f"a stream serves a batch of at most {_MAX_STREAM_BATCH}, not {sizes['batch']}"
+        if self.streamed and sizes["batch"] * -(-sizes["max_seq_len"] // self.block_n) >= _MAX_STREAM_TILES:
+            return f"a stream counts its tiles in 32 bits, and {sizes['batch']} sequences of {sizes['max_seq_len']} tokens have more"
         if self.num_splits is not None and not 1 <= self.num_splits <= _MAX_SPLITS:
             return f"num_splits is {self.num_splits}, outside 1 to {_MAX_SPLITS}"
         if not 1 <= self.programs_per_sm <= _MAX_PROGRAMS_PER_SM:
@@ -192,6 +196,8 @@ def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "spli
         num_warps=4,
         num_stages=2 if wide else 3,
         variant=variant,
+        # What fits an H200: a program of a stream takes some 70 KiB of shared memory and at most 168 registers a thread.
+        programs_per_sm=3 if variant.startswith("stream") else 2,
     )
 
 
@@ -229,7 +235,7 @@ def _splits_to_try(sizes: Mapping[str, int], block_m: int, block_n: int) -> list
     programs = sizes["batch"] * sizes["num_kv_heads"] * -(-sizes["num_q_heads"] // sizes["num_kv_heads"] // block_m)
     most = min(_MAX_SPLITS, -(-max(1, sizes["max_seq_len"]) // block_n))
     powers = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= most]
-    beside = [n for n in powers if _FEW_PROGRAMS <= n * programs <= 1.5 * _FEW_PROGRAMS or 3 * _FEW_PROGRAMS <= n * programs]
+    beside = [n for n in powers if _FEW_PROGRAMS <= n * programs <= 1.5 * _FEW_PROGRAMS or n * programs >= 3 * _FEW_PROGRAMS]
     return [None, *(beside[:2] or powers[-1:])]
 
 

@@ -20,14 +20,14 @@ __all__ = ["paged_decode_stream_kernel"]
 
 @triton.jit
 def _first_tile(program, programs, tiles):
-    """First tile of a program when `tiles` are dealt evenly to `programs`; int64."""
-    return program.to(tl.int64) * tiles // programs
+    """First tile of a program when `tiles` are dealt evenly to `programs`; the product needs 64 bits."""
+    return (program.to(tl.int64) * tiles // programs).to(tl.int32)
 
 
 @triton.jit
 def _owner(tile, programs, tiles):
-    """The program whose piece has the tile; int64."""
-    return ((tile.to(tl.int64) + 1) * programs - 1) // tiles
+    """The program whose piece has the tile."""
+    return (((tile.to(tl.int64) + 1) * programs - 1) // tiles).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["batch", "max_seq_len", "num_programs"])
@@ -76,7 +76,7 @@ def paged_decode_stream_kernel(
     """One program = (K/V head and block of its query heads, piece of the row of tiles).
 
     Args:
-        batch: Sequences, at most BLOCK_B, a power of two.
+        batch: Sequences, at most BLOCK_B, a power of two; the tiles of all are fewer than 2**31.
         num_programs: Programs a head block.
         part_out_ptr, part_lse_ptr, counter_ptr: See `rapid_llm.kernels.decode_merge`: two parts for each program, and one counter for each
             sequence and block of query heads. The counters are 0 before and after.
@@ -100,25 +100,26 @@ def paged_decode_stream_kernel(
     lengths = tl.minimum(tl.load(seq_lens_ptr + place, mask=place_inside, other=0), max_seq_len)
     # An empty sequence has a tile too: some program has to write its zeros.
     tiles_of = tl.where(place_inside, tl.maximum(tl.cdiv(lengths, BLOCK_N), 1), 0)
-    tiles = tl.sum(tiles_of, 0).to(tl.int64)
+    tiles = tl.sum(tiles_of, 0)
     programs = tl.minimum(num_programs, tiles)  # never an empty program between two that share a sequence
     program = tl.program_id(1)
     tile = _first_tile(tl.minimum(program, programs), programs, tiles)
     begin = tile
     end = _first_tile(tl.minimum(program + 1, programs), programs, tiles)
-    sequence = tl.sum(tl.where((tl.cumsum(tiles_of, 0) <= tile) & place_inside, 1, 0), 0).to(tl.int64)
-    sequence_begin = tl.sum(tl.where(place < sequence, tiles_of, 0), 0).to(tl.int64)
+    sequence = tl.sum(tl.where((tl.cumsum(tiles_of, 0) <= tile) & place_inside, 1, 0), 0)
+    sequence_begin = tl.sum(tl.where(place < sequence, tiles_of, 0), 0)
     while tile < end:
         seq_len = tl.maximum(tl.minimum(tl.load(seq_lens_ptr + sequence), max_seq_len), 0)
         sequence_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N), 1)
         own_tiles = tl.minimum(sequence_tiles - (tile - sequence_begin), end - tile)
-        first = ((tile - sequence_begin) * BLOCK_N).to(tl.int32)
-        last = tl.minimum(first + own_tiles * BLOCK_N, seq_len).to(tl.int32)
-        out_row = out_ptr + sequence * out_batch_stride
-        q_base = q_ptr + sequence * q_batch_stride + head[:, None] * q_head_stride
+        first = (tile - sequence_begin) * BLOCK_N
+        last = tl.minimum(first + own_tiles * BLOCK_N, seq_len)
+        batch_index = sequence.to(tl.int64)
+        out_row = out_ptr + batch_index * out_batch_stride
+        q_base = q_ptr + batch_index * q_batch_stride + head[:, None] * q_head_stride
         q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, E4M3)
         acc, acc_odd, running_max, running_sum = attend(
-            q, q_odd, table_ptr + sequence * table_batch_stride, k_base, v_base, first, last, score_scale, k_row_stride, v_row_stride,
+            q, q_odd, table_ptr + batch_index * table_batch_stride, k_base, v_base, first, last, score_scale, k_row_stride, v_row_stride,
             COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE, V_OFF, NARROW, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
         )  # fmt: skip
         result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, E4M3, SWAP)
@@ -132,8 +133,8 @@ def paged_decode_stream_kernel(
             part = 2 * (row + program) + tl.where(tile == begin, 0, 1)
             store_part(part_out_ptr, part_lse_ptr, part, result, lse, HEADS, HEAD_DIM, BLOCK_M, WIDTH)
             opener = _owner(sequence_begin, programs, tiles)
-            count = (_owner(sequence_begin + sequence_tiles - 1, programs, tiles) - opener + 1).to(tl.int32)
-            if is_last_to_arrive(counter_ptr + sequence * tl.num_programs(0) + tl.program_id(0), count):
+            count = _owner(sequence_begin + sequence_tiles - 1, programs, tiles) - opener + 1
+            if is_last_to_arrive(counter_ptr + batch_index * tl.num_programs(0) + tl.program_id(0), count):
                 next_part = 2 * (row + opener)
                 first_part = next_part + tl.where(_first_tile(opener, programs, tiles) == sequence_begin, 0, 1)
                 merge_parts(

@@ -127,8 +127,8 @@ def attend(
     token = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)[None, :]
     column_inside = column < COLUMNS
-    # Bytes that are widened become the operand of a dot in registers, so V is then loaded as its dot wants it; transposed after the load, it
-    # would pass through registers on its way to shared memory.
+    # Bytes that are widened become the operand of a dot in registers, so V is then loaded as its dot wants it; transposed after the load,
+    # it would pass through registers on its way to shared memory.
     V_TRANSPOSED: tl.constexpr = SWAP and E4M3
     v_column = tl.arange(0, BLOCK_D)[:, None] if V_TRANSPOSED else column
 
@@ -201,8 +201,5 @@ def normalised(
     if SWAP:
         acc = tl.trans(acc)
         acc_odd = tl.trans(acc_odd)
-    if E4M3:
-        result = tl.reshape(tl.join(acc, acc_odd), [BLOCK_M, 2 * BLOCK_D]) * inverse
-    else:
-        result = acc * inverse
+    result = tl.reshape(tl.join(acc, acc_odd), [BLOCK_M, 2 * BLOCK_D]) * inverse if E4M3 else acc * inverse
     return result, running_max + tl.log2(tl.where(running_sum == 0.0, 1.0, running_sum))

@@ -156,6 +156,7 @@ def _planned(
     if config is None:
         sizes = {"batch": batch, "num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         config = DecodeConfig.default({**sizes, "max_seq_len": max_seq_len}, "e4m3" if e4m3 else "float16")
+    counts: tuple[int, ...]
     head_blocks = num_kv_heads * -(-group // config.block_m)
     part_heads = min(group, config.block_m)
     convert = has_e4m3_convert(device)
@@ -184,7 +185,7 @@ def _planned(
         programs = choose_num_programs(
             head_blocks, batch * max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
         )
-        kernel, grid, counts = paged_decode_stream_kernel, (head_blocks, programs), (batch, max_seq_len, programs)
+        launch, counts = paged_decode_stream_kernel[head_blocks, programs], (batch, max_seq_len, programs)
         # Batches up to the least size share one compiled kernel.
         constants["BLOCK_B"] = max(_LEAST_BLOCK_B, 1 << (batch - 1).bit_length())
         parts = 2 * head_blocks * programs
@@ -194,8 +195,8 @@ def _planned(
             splits = choose_num_splits(
                 head_blocks * batch, max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
             )
-        kernel, grid, counts = paged_decode_kernel, (head_blocks, splits, batch), (max_seq_len, splits)
+        launch, counts = paged_decode_kernel[head_blocks, splits, batch], (max_seq_len, splits)
         constants["SPLIT"] = splits > 1
         parts = head_blocks * batch * splits if splits > 1 else 0
     gain = PORTABLE_GAIN if e4m3 and not convert else 1.0
-    return _Plan(kernel[grid], counts, constants, parts * part_heads, head_blocks * batch, gain)
+    return _Plan(launch, counts, constants, parts * part_heads, head_blocks * batch, gain)

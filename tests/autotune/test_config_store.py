@@ -260,13 +260,18 @@ def test_candidates_start_with_the_rule_and_fit(kv_dtype: str, head_dim: int) ->
 
 def test_a_config_of_other_heads_is_refused() -> None:
     """block_d below the columns would leave part of each head out: a wrong result, not a slow one."""
-    sizes = {"batch": 4, "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    sizes = {"batch": 4, "max_seq_len": 1024, "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     config = DecodeConfig(16, 64, 64, 4, 3)
-    assert dataclasses.replace(config, variant="stream").problem({**sizes, "batch": 5000}, "e4m3") is not None
+    stream = dataclasses.replace(config, variant="stream")
+    assert stream.problem(sizes, "e4m3") is None
+    for wide in ({"batch": 5000}, {"max_seq_len": 2**31 * 64 // 4}):
+        assert stream.problem({**sizes, **wide}, "e4m3") is not None
+        assert DecodeConfig.default({**sizes, "num_kv_heads": 32, **wide}, "e4m3").variant == "split"
     assert config.problem(sizes, "float16") == "block_d is 64 where these heads take 128"
     assert config.problem(sizes, "e4m3") is None
-    for wrong in ({"num_splits": 0}, {"num_warps": 3}, {"num_stages": 0}, {"block_n": 48}, {"block_m": 8}, {"block_s": 3}, {"variant": "fast"},
-                  {"variant": "stream", "num_splits": 2}, {"programs_per_sm": 0}):  # fmt: skip
+    tiles = [{"num_warps": 3}, {"num_stages": 0}, {"block_n": 48}, {"block_m": 8}, {"block_s": 3}]
+    splits = [{"num_splits": 0}, {"variant": "fast"}, {"variant": "stream", "num_splits": 2}, {"programs_per_sm": 0}]
+    for wrong in (*tiles, *splits):
         assert dataclasses.replace(config, **wrong).problem(sizes, "e4m3") is not None
 
 

@@ -19,9 +19,8 @@ from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.kv_quant import quantize_e4m3_kernel
 from rapid_llm.kernels.kv_write import kv_write_kernel
 
-_POINTERS = {
-    "seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "part_out_ptr": "*fp32", "part_lse_ptr": "*fp32", "counter_ptr": "*i32",
-}  # fmt: skip
+_POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "counter_ptr": "*i32"}
+_POINTERS |= {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32"}
 _FLOATS = {"k_scale", "v_scale", "scale", "score_scale", "out_scale"}
 
 

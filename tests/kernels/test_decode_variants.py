@@ -26,7 +26,13 @@ def small(variant: str, group: int, head_dim: int, *, e4m3: bool = False, **more
 def attend(cache: Any, config: DecodeConfig, **arguments: Any) -> torch.Tensor:
     """The public call with that config."""
     batch, num_q_heads, head_dim = cache.q.shape
-    sizes = {"batch": batch, "num_q_heads": num_q_heads, "num_kv_heads": cache.k_rows.shape[1], "head_dim": head_dim}
+    sizes = {
+        "batch": batch,
+        "max_seq_len": cache.row_table.shape[1],
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": cache.k_rows.shape[1],
+        "head_dim": head_dim,
+    }
     assert config.problem(sizes, DTYPE_NAMES[cache.k_rows.dtype]) is None
     with overridden("triton_paged_decode", config):
         return paged_decode_attention(*cache.tensors, **cache.scales, backend="triton", **arguments)

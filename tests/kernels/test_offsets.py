@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from asv_bench.verify import check_decode, check_write, decode_reference
-from rapid_llm.kernels.ops import kv_write, paged_decode_attention
 from rapid_llm.kernels.decode_tile import row_offsets
+from rapid_llm.kernels.ops import kv_write, paged_decode_attention
 from rapid_llm.kernels.paged_decode import fits_32_bits
 
 NUM_KV_HEADS, HEAD_DIM = 8, 128

@@ -111,7 +111,7 @@ def test_what_decides_is_looked_at_in_every_call(validated: list[str], monkeypat
 def test_a_wrong_call_after_a_right_one_is_refused(changes: Arguments, error: type[RapidLLMError]) -> None:
     for _ in range(2):
         paged_decode_attention(**arguments())
-        with pytest.raises(error, match="^paged_decode_attention expected"):
+        with pytest.raises(error, match=r"^paged_decode_attention expected"):
             paged_decode_attention(**arguments(**changes))
 
 

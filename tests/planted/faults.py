@@ -90,7 +90,12 @@ FAULTS: tuple[Fault, ...] = (
         (("launches", "REGRESSED"),),
     ),
     Fault("the work done twice", WRITE_ROW, (Edit(_WRITE_OP, _WRITE_CALL, 2 * _WRITE_CALL),), (("launches", "REGRESSED"),)),
-    Fault("another grid", DECODE_ROW, (Edit(_CONFIGS, "wanted = programs_per_sm * num_sms", "wanted = 2 * programs_per_sm * num_sms"),), (("grid", "CHANGED"),)),
+    Fault(
+        "another grid",
+        DECODE_ROW,
+        (Edit(_CONFIGS, "wanted = programs_per_sm * num_sms", "wanted = 2 * programs_per_sm * num_sms"),),
+        (("grid", "CHANGED"),),
+    ),
     Fault(
         "a block size doubled",
         DECODE_ROW,

@@ -21,7 +21,7 @@ _MAX_ACCEPTED = 4096
 
 
 class _AcceptedCalls:
-    """What validation and dispatch made of calls, by all that they looked at, so that a call that is like an earlier one repeats neither."""
+    """What validation and dispatch made of calls, by all that they looked at: a call that is like an earlier one repeats neither."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[object, ...], tuple[KernelSpec, dict[str, Any]]] = {}
@@ -137,7 +137,8 @@ def _call_key(
         return (
             *(q.shape, q.stride(), q.dtype, q.device),
             *(k_rows.shape, k_rows.stride(), k_rows.dtype, k_rows.device, k_rows.storage_offset() % 2, k_rows.data_ptr() % 2),
-            *(v_rows.shape, v_rows.stride(), v_rows.dtype, v_rows.device, v_rows.storage_offset() % 2, v_rows.data_ptr() - k_rows.data_ptr()),
+            *(v_rows.shape, v_rows.stride(), v_rows.dtype, v_rows.device, v_rows.storage_offset() % 2),
+            v_rows.data_ptr() - k_rows.data_ptr(),
             *(row_table.shape, row_table.stride(), row_table.dtype, row_table.device),
             *(seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.device),
             *((None,) if out is None else (out.shape, out.stride(), out.dtype, out.device)),
