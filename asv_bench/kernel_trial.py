@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from asv_bench import kv_pool, trial_peers, verify
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import bench, bench_graph, now_s
+from asv_bench.quiet import do_nothing
 from asv_bench.timing import Call
 from asv_bench.trial_results import Results
 
@@ -34,7 +35,8 @@ ops: Any = LazyModule("rapid_llm.kernels.ops")
 tuned: Any = LazyModule("rapid_llm.kernels.ops.tuned")
 
 KERNEL = "triton_paged_decode"
-_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
+_HEADS, _QUICK_HEADS = (32, 8, 128), (4, 2, 16)
+"""num_q_heads, num_kv_heads, head_dim."""
 _BLOCK_SIZE = 16
 _REP_MS = 8.0
 _FINAL = 3
@@ -52,17 +54,25 @@ class Cell:
         label: Such as "32x8k float16".
         seq_lens: In tokens.
         kv_dtype: "float16" or "e4m3".
+        heads: num_q_heads, num_kv_heads, head_dim.
     """
 
     label: str
     seq_lens: tuple[int, ...]
     kv_dtype: str
+    heads: tuple[int, int, int] = _HEADS
 
     @property
     def sizes(self) -> dict[str, int]:
         """As a request's."""
-        heads = {"num_q_heads": _NUM_Q_HEADS, "num_kv_heads": _NUM_KV_HEADS, "head_dim": _HEAD_DIM}
+        heads = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), self.heads, strict=True))
         return {"batch": len(self.seq_lens), "max_seq_len": max(self.seq_lens), **heads}
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of K and V of a token."""
+        _, num_kv_heads, head_dim = self.heads
+        return 2 * num_kv_heads * head_dim
 
 
 _SHAPES: dict[str, tuple[int, ...]] = {
@@ -84,7 +94,8 @@ _QUICK_SHAPES: dict[str, tuple[int, ...]] = {"1x20": (20,), "ragged 3": (40, 0, 
 def cells(*, quick: bool) -> list[Cell]:
     """Every shape with both dtypes, in the order in which they are measured."""
     shapes = _QUICK_SHAPES if quick else _SHAPES
-    return [Cell(f"{name} {dtype}", lens, dtype) for name, lens in shapes.items() for dtype in ("float16", "e4m3")]
+    heads = _QUICK_HEADS if quick else _HEADS
+    return [Cell(f"{name} {dtype}", lens, dtype, heads) for name, lens in shapes.items() for dtype in ("float16", "e4m3")]
 
 
 def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
@@ -163,9 +174,10 @@ class Prepared:
 def prepare(cell: Cell, device: torch.device) -> Prepared:
     """Builds pool, tables and references of a cell."""
     tokens = sum(cell.seq_lens)
-    kv_bytes = 2 * tokens * _NUM_KV_HEADS * _HEAD_DIM * kv_pool.pool_dtype(cell.kv_dtype).itemsize
+    num_q_heads, num_kv_heads, head_dim = cell.heads
+    kv_bytes = tokens * cell.row_elements * kv_pool.pool_dtype(cell.kv_dtype).itemsize
     num_sets = min(_MOST_SETS, kv_pool.num_sets_for(kv_bytes, device))
-    heads: dict[str, Any] = {"num_kv_heads": _NUM_KV_HEADS, "head_dim": _HEAD_DIM}
+    heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
     pool = kv_pool.paged_pool(seq_lens=list(cell.seq_lens), kv_dtype=cell.kv_dtype, device=device, num_sets=num_sets, **heads)
     batch, width = pool.row_tables[0].shape
     max_blocks = -(-width // _BLOCK_SIZE)
@@ -175,7 +187,7 @@ def prepare(cell: Cell, device: torch.device) -> Prepared:
     # Where the pool has too few blocks for all sets and for what no token is in, a block is taken again.
     a_set = torch.arange(batch * max_blocks, device=device)
     block_tables = [scattered[(i * len(a_set) + a_set) % blocks].view(batch, max_blocks) for i in range(num_sets)]
-    q = kv_pool.random_values((batch, _NUM_Q_HEADS, _HEAD_DIM), torch.float16, device, seed=7)
+    q = kv_pool.random_values((batch, num_q_heads, head_dim), torch.float16, device, seed=7)
     inside = torch.arange(_BLOCK_SIZE, dtype=torch.int32, device=device)
     as_rows = [(table[:, :, None] * _BLOCK_SIZE + inside).flatten(1) for table in block_tables]
 
@@ -235,7 +247,7 @@ class Trial:
         try:
             with tuned.overridden(KERNEL, config):
                 difference = prepared.verified(calls, block_size)
-                latency_us = self._timed(prepared, calls)
+                latency_us = self._timed(prepared, calls, poison=lambda: prepared.outs.fill_(float("nan")))
                 verify.check_decode(prepared.outs, prepared.expected[block_size], kv_dtype=prepared.cell.kv_dtype)
         except Exception as error:  # a config that does not compile, fit or compute is told, and the trial goes on
             self.not_measured(told, error)
@@ -266,8 +278,8 @@ class Trial:
         for name, timed in (("host of the public op", call), ("host of the bare launch", launch)):
             self.results.add({"what": name, **told}, latency_us=bench(timed, device=self.device).host_us, moved=None, max_abs_diff=None)
 
-    def _timed(self, prepared: Prepared, calls: Sequence[Call]) -> float:
-        return float(bench_graph(calls, device=self.device, set_bytes=prepared.moved, rep_ms=_REP_MS).reading_us)
+    def _timed(self, prepared: Prepared, calls: Sequence[Call], poison: Call = do_nothing) -> float:
+        return float(bench_graph(calls, device=self.device, set_bytes=prepared.moved, rep_ms=_REP_MS, poison=poison).reading_us)
 
     def not_measured(self, told: dict[str, Any], error: Exception) -> None:
         """Tells why something has no number."""
@@ -318,7 +330,7 @@ def _to_compile(chosen: Sequence[Cell]) -> list[tuple[Cell, Any, int]]:
     """One call for each thing that has to be compiled: configs best guess first, those over a block table later."""
     ranked: dict[tuple[Any, ...], tuple[int, Cell, Any, int]] = {}
     for cell in chosen:
-        narrow = _rows_of(cell) * _NUM_KV_HEADS * _HEAD_DIM * (1 if cell.kv_dtype == "e4m3" else 2) < 2**31
+        narrow = _rows_of(cell) * cell.row_elements // (2 if cell.kv_dtype == "e4m3" else 1) < 2**31
         for rank, config in enumerate(short_list(cell.sizes, cell.kv_dtype)):
             for block_size in (1, _BLOCK_SIZE):
                 same = dataclasses.replace(config, num_splits=None, programs_per_sm=1)
@@ -335,13 +347,14 @@ def _rows_of(cell: Cell) -> int:
 def _call_on_stand_in(cell: Cell, config: Any, block_size: int, cuda: torch.device) -> None:
     """The public call with a config, on tensors that are not there."""
     batch = len(cell.seq_lens)
+    num_q_heads, num_kv_heads, head_dim = cell.heads
     rows = -(-_rows_of(cell) // block_size) * block_size
-    pool = torch.empty(rows, 2 * _NUM_KV_HEADS, _HEAD_DIM, dtype=kv_pool.pool_dtype(cell.kv_dtype), device=cuda)
-    q = torch.empty(batch, _NUM_Q_HEADS, _HEAD_DIM, dtype=torch.float16, device=cuda)
+    pool = torch.empty(rows, 2 * num_kv_heads, head_dim, dtype=kv_pool.pool_dtype(cell.kv_dtype), device=cuda)
+    q = torch.empty(batch, num_q_heads, head_dim, dtype=torch.float16, device=cuda)
     table = torch.empty(batch, -(-max(cell.seq_lens) // block_size), dtype=torch.int32, device=cuda)
     lens = torch.empty(batch, dtype=torch.int32, device=cuda)
     scales = {"k_scale": 0.5, "v_scale": 0.25} if cell.kv_dtype == "e4m3" else {}
-    k_rows, v_rows = pool[:, :_NUM_KV_HEADS], pool[:, _NUM_KV_HEADS:]
+    k_rows, v_rows = pool[:, :num_kv_heads], pool[:, num_kv_heads:]
     with tuned.overridden(KERNEL, config):
         ops.paged_decode_attention(q, k_rows, v_rows, table, lens, block_size=block_size, backend="triton", **scales)
 

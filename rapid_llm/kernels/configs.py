@@ -26,6 +26,9 @@ _MAX_GROUP_BLOCK = 64
 _MIN_DOT = 16
 _MAX_STREAM_BATCH = 4096
 _MAX_STREAM_TILES = 2**31
+_FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
+_REGISTERS_OF_THREE = 168
+"""Registers a thread with which three programs of four warps fit a multiprocessor's 65,536."""
 _MAX_PROGRAMS_PER_SM = 8
 _STREAMED_PROGRAMS = 128
 """From this many programs on, the rule takes a stream: so many leave a sequence too few splits to even out the lengths. A hypothesis from
@@ -52,6 +55,7 @@ class DecodeConfig:
         variant: One of `VARIANTS`.
         programs_per_sm: Programs that a multiprocessor is to have at a time, for the rules of numbers of splits and programs.
         block_s: Parts of a sequence that are merged at a time.
+        max_registers: Most registers a thread, which also keeps the assembler from spilling some to have fewer; None leaves it to it.
     """
 
     block_m: int
@@ -63,6 +67,7 @@ class DecodeConfig:
     variant: str = "split"
     programs_per_sm: int = 2
     block_s: int = 4
+    max_registers: int | None = None
 
     @property
     def swapped(self) -> bool:
@@ -130,6 +135,8 @@ class DecodeConfig:
             return f"num_splits is {self.num_splits}, outside 1 to {_MAX_SPLITS}"
         if not 1 <= self.programs_per_sm <= _MAX_PROGRAMS_PER_SM:
             return f"programs_per_sm is {self.programs_per_sm}, outside 1 to {_MAX_PROGRAMS_PER_SM}"
+        if self.max_registers is not None and not _FEWEST_REGISTERS <= self.max_registers <= _MOST_REGISTERS:
+            return f"max_registers is {self.max_registers}, outside {_FEWEST_REGISTERS} to {_MOST_REGISTERS}"
         return _launch_problem(self.num_warps, self.num_stages)
 
 
@@ -189,15 +196,18 @@ def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "spli
     """
     columns = head_dim // 2 if e4m3 else head_dim
     wide = columns > 128
+    block_m = max(_MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK))
+    streamed = variant.startswith("stream")
     return DecodeConfig(
-        block_m=max(_MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK)),
+        block_m=block_m,
         block_n=32 if wide else 64,
         block_d=max(_MIN_DOT, _next_power_of_2(columns)),
         num_warps=4,
         num_stages=2 if wide else 3,
         variant=variant,
         # What fits an H200: a program of a stream takes some 70 KiB of shared memory and at most 168 registers a thread.
-        programs_per_sm=3 if variant.startswith("stream") else 2,
+        programs_per_sm=3 if streamed else 2,
+        max_registers=_REGISTERS_OF_THREE if streamed or block_m > _MIN_DOT else None,
     )
 
 

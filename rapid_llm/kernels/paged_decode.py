@@ -181,6 +181,8 @@ def _planned(
         "STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }
+    if config.max_registers is not None:
+        constants["maxnreg"] = config.max_registers
     if config.streamed:
         programs = choose_num_programs(
             head_blocks, batch * max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm

@@ -60,11 +60,7 @@ def workspace_for(device: torch.device, num_floats: int, num_counters: int) -> W
     Raises:
         WorkspaceError: The driver does not say which capture the stream takes part in.
     """
-    stream, capture = 0, None
-    if device.type == "cuda":
-        stream = triton.runtime.driver.active.get_current_stream(device.index)
-        if torch.cuda.is_current_stream_capturing():
-            capture = _capture_id(stream)
+    stream, capture = _stream_and_capture(device)
     key = (device, stream, capture is not None)
     found = kept.pieces.get(key)
     if found is None or found.capture != capture or len(found.floats) < num_floats or len(found.counters) < num_counters:
@@ -80,6 +76,14 @@ def workspace_for(device: torch.device, num_floats: int, num_counters: int) -> W
 def _rounded(count: int, least: int) -> int:
     """A power of two, so that a batch that grows by ones seldom needs a larger piece."""
     return max(least, 1 << (count - 1).bit_length() if count > 0 else 1)
+
+
+def _stream_and_capture(device: torch.device) -> tuple[int, int | None]:
+    """The current stream, and the id of the capture that it takes part in."""
+    if device.type != "cuda":
+        return 0, None
+    stream = int(triton.runtime.driver.active.get_current_stream(device.index))
+    return stream, _capture_id(stream) if torch.cuda.is_current_stream_capturing() else None
 
 
 @functools.cache

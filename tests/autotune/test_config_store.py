@@ -270,7 +270,7 @@ def test_a_config_of_other_heads_is_refused() -> None:
     assert config.problem(sizes, "float16") == "block_d is 64 where these heads take 128"
     assert config.problem(sizes, "e4m3") is None
     tiles = [{"num_warps": 3}, {"num_stages": 0}, {"block_n": 48}, {"block_m": 8}, {"block_s": 3}]
-    splits = [{"num_splits": 0}, {"variant": "fast"}, {"variant": "stream", "num_splits": 2}, {"programs_per_sm": 0}]
+    splits = [{"num_splits": 0}, {"variant": "fast"}, {"variant": "stream", "num_splits": 2}, {"programs_per_sm": 0}, {"max_registers": 8}]
     for wrong in (*tiles, *splits):
         assert dataclasses.replace(config, **wrong).problem(sizes, "e4m3") is not None
 
