@@ -58,7 +58,8 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         dtypes = {"q_ptr": q_dtype, "k_ptr": pool, "v_ptr": pool, "out_ptr": q_dtype}
         kernel = paged_decode_stream_kernel if config.streamed else paged_decode_kernel
         name = f"{variant}-{q_dtype}-{'e4m3' if e4m3 else q_dtype}-{head_dim}"
-        report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps)
+        options = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+        report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps, **options)
     for e4m3 in (False, True):
         constants = {"NUM_ELEMENTS": 960, "HEAD_DIM": 96, "TOKENS": 4, "BLOCK": 1024, "E4M3": e4m3, "CONVERT": convert}
         pool = "u8" if e4m3 else "fp16"
