@@ -112,7 +112,7 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
         made("stream", 64, 4, 3, 3), made("stream-swap", 64, 4, 2, 3), made("stream", 64, 4, 3, 2), made("stream", 64, 4, 4, 2),
         made("stream-swap", 64, 4, 3, 2), made("stream", 128, 8, 3, 1), made("stream", 64, 4, 2, 3), made("stream", 64, 4, 3, 3, block_s=8),
         made("stream-swap", 128, 8, 2, 1), made("stream", 128, 4, 2, 2), made("stream-swap", 128, 4, 2, 2), made("stream", 32, 4, 4, 3),
-        made("stream", 64, 4, 3, 4), made("stream", 64, 4, 3, 3, max_registers=None), made("stream-swap", 64, 4, 2, 3, max_registers=None),
+        made("stream", 64, 4, 3, 4), made("stream", 64, 4, 3, 3, max_registers=168), made("stream-swap", 64, 4, 2, 3, max_registers=168),
     ]  # fmt: skip
     splits = [
         made("split", 64, 4, 3, 2), made("swap", 64, 4, 2, 2), made("split", 64, 4, 3, 3), made("split", 64, 4, 3, 4),
