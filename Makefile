@@ -55,6 +55,10 @@ run: $(VENV_READY) ## measure HEAD once (ARGS='--keep runs/1' keeps it as one ru
 baseline: $(VENV_READY) ## record a baseline of kept runs (ARGS='runs/1 runs/2 ... --accepted-by NAME')
 	@$(PY) -m ci baseline record $(ARGS)
 
+.PHONY: refresh
+refresh: $(VENV_READY) ## replace the rows of a baseline that changed by those of kept runs (ARGS='runs/1 ... --reason R --accepted-by NAME')
+	@$(PY) -m ci baseline refresh $(ARGS)
+
 .PHONY: site
 site: $(VENV_READY) ## build the history site in .asv/html from the committed results and those measured here
 	@$(PY) -m asv publish $(ARGS)

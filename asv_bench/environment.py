@@ -103,17 +103,52 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "commit": os.environ.get("ASV_COMMIT") or _git_commit(),
         "env_vars": {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ},
-        "state": _state(smi),
+        "modified_files": modified_files(),
+        "state": _state(smi, device),
     }
 
 
+def modified_files() -> list[str] | None:
+    """Tracked files that differ from the commit, of the checkout under test and of the one that the suites and timers are from.
+
+    None where git does not tell.
+    """
+    checkouts = {Path(__file__).resolve().parent.parent}
+    if os.environ.get("ASV_BUILD_DIR"):
+        checkouts.add(Path(os.environ["ASV_BUILD_DIR"]).resolve())
+    found: list[str] = []
+    for checkout in sorted(checkouts):
+        command = ["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        found.extend(line[3:] for line in done.stdout.splitlines())
+    return sorted(set(found))
+
+
+def foreign_processes(device: torch.device) -> int | None:
+    """Compute processes on the GPU besides this one, which holds a context of its own by now.
+
+    In a container the driver lists this process under a number of another namespace, so that it cannot be told by its id: one of
+    those listed is this one. None where the driver lists none or refuses.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.synchronize(device)  # makes the context, where nothing has yet
+    listed = _smi_lines("--query-compute-apps=pid")
+    return len(set(listed)) - 1 if listed else None
+
+
 def collect_state(device: torch.device) -> dict[str, Any]:
-    """Clocks, temperature and throttle reasons now; None where they cannot be read."""
-    return _state(_smi() if device.type == "cuda" else {})
+    """Clocks, temperature, throttle reasons and other processes now; None where they cannot be read."""
+    return _state(_smi() if device.type == "cuda" else {}, device)
 
 
-def _state(smi: dict[str, str]) -> dict[str, Any]:
+def _state(smi: dict[str, str], device: torch.device) -> dict[str, Any]:
+    """On a CPU every machine has other processes, which say nothing: the field is left out."""
+    foreign = {"foreign_processes": foreign_processes(device)} if device.type == "cuda" else {}
     return {
+        **foreign,
         "sm_clock_mhz": _number(smi.get("sm_clock_mhz")),
         "mem_clock_mhz": _number(smi.get("mem_clock_mhz")),
         "temperature_c": _number(smi.get("temperature_c")),
@@ -150,19 +185,24 @@ def _device(device: torch.device, smi: dict[str, str]) -> dict[str, Any]:
 
 def _smi() -> dict[str, str]:
     """State of the first visible GPU from nvidia-smi; empty where it is absent or refuses."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS.values())}", "--format=csv,noheader,nounits"]
+    lines = _smi_lines(f"--query-gpu={','.join(_SMI_FIELDS.values())}")
+    if not lines:
+        return {}
+    values = (cell.strip() for cell in lines[0].split(","))
+    return {name: value for name, value in zip(_SMI_FIELDS, values, strict=False) if "N/A" not in value}
+
+
+def _smi_lines(query: str) -> list[str]:
+    """What nvidia-smi answers of the first visible GPU, a line each; nothing where it is absent or refuses."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     if visible:
         command.append(f"--id={visible}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return {}
-    lines = done.stdout.strip().splitlines()
-    if not lines:
-        return {}
-    values = (cell.strip() for cell in lines[0].split(","))
-    return {name: value for name, value in zip(_SMI_FIELDS, values, strict=False) if "N/A" not in value}
+        return []
+    return [line.strip() for line in done.stdout.strip().splitlines() if line.strip()]
 
 
 def _throttle_reasons(text: str | None) -> list[str] | None:

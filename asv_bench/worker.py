@@ -19,7 +19,7 @@ import torch
 
 import rapid_llm
 from asv_bench import launches, microbench, peaks, records
-from asv_bench.environment import collect_environment, collect_state
+from asv_bench.environment import collect_environment, collect_state, foreign_processes
 from asv_bench.microbench import Row, Timing, TimingError, bench, bench_graph, bench_host
 from asv_bench.quiet import do_nothing
 from asv_bench.suite import Prepared, SuiteRow, all_rows
@@ -88,6 +88,19 @@ class Bench:
         self.memory_peak_gb_per_s = peaks.memory_peak_gb_per_s(device)
         self.ceilings = peaks.measured_ceilings(device)
         self.release()
+        self._most_foreign: int | None = None
+
+    def look_around(self) -> None:
+        """Counts the other processes on a GPU, between two rows: one that comes and goes within a run is seen."""
+        found = foreign_processes(self.device) if self.device.type == "cuda" else None
+        if found is not None:
+            self._most_foreign = max(found, self._most_foreign or 0)
+
+    def last_state(self) -> dict[str, Any]:
+        """The state now, with the most other processes that were seen between rows."""
+        self.look_around()
+        state = collect_state(self.device)
+        return state if self._most_foreign is None else {**state, "foreign_processes": self._most_foreign}
 
     def header(self) -> dict[str, Any]:
         ceilings = {f"{name}_gb_per_s": rate for name, rate in dataclasses.asdict(self.ceilings).items()}
@@ -316,7 +329,8 @@ def main() -> None:
         for number, row_id in enumerate(wanted, 1):
             say({"event": "start", "row": row_id, "number": number, "of": len(wanted)})
             say({"event": "row", "row": row_id, "outcome": machine.measure(rows[row_id])})
-        say({"event": "end", "state": collect_state(machine.device)})
+            machine.look_around()
+        say({"event": "end", "state": machine.last_state()})
 
 
 def run_script(rows: list[SuiteRow], *, title: str) -> int:

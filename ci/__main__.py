@@ -1,11 +1,9 @@
-"""`python -m ci`: gate, run, compare, merge, report, table, baseline, site, and what a job on GitHub needs."""
+"""`python -m ci`: gate, run, compare, bisect, merge, report, verdict, table, baseline, site, and what a job on GitHub needs."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,8 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import baseline as baselines
+from ci import baseline_command, bisect_run, compiled_run, github, run, shards, spread, tables
+from ci import case as cases
 from ci import comment as comments
-from ci import compiled_run, github, run, shards, spread, tables
 from ci import gate as gating
 from ci import merge as merging
 from ci.compare import compare_baseline, compare_history
@@ -25,131 +24,18 @@ from ci.device import detect
 from ci.errors import ExitCode, GateError, InputError, UsageError
 from ci.jsonio import read_bounded
 from ci.model import CommitResult, GateResult
+from ci.options import parser
 from ci.repo import Repository
 from ci.results import load_commit
 from ci.run import Places, RunPlan
+from ci.terminal import render_terminal
+from ci.verdict_file import dump as dump_verdict
 from ci.verdict_file import load as load_verdict
-
-EXIT_CODES = """exit codes, the first that applies:
-  2  the command line, the repository or the selection cannot be used
-  4  the baseline or the environment is invalid
-  6  a result is wrong: UNVERIFIED or over 100 % of peak (VIOLATION)
-  5  the runner is unfit: controls moved, or all rows moved together
-  3  incomplete: rows MISSING, FAILED, INVALID or BLIND
-  1  a regression
-  0  pass"""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ci", description=__doc__, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    gate = commands.add_parser("gate", help="measure, compare, report: the whole way")
-    _common(gate)
-    gate.add_argument("--base", help="base branch or commit (default: main, else origin/main)")
-    gate.add_argument("--pairs", type=_positive, default=gating.PAIRS, help="pairs of processes without a stored baseline")
-    gate.add_argument("--rounds", type=_positive, default=gating.SCREEN_ROUNDS, help="processes a run against a stored baseline")
-    gate.add_argument("--no-baseline", action="store_true", help="compare with the merge-base though there is a stored baseline")
-    gate.add_argument("--require-baseline", action="store_true", help="no baseline for this device is an error (4)")
-    gate.add_argument("--no-compiled", action="store_true", help="leave out what the compiler makes of the kernels")
-    gate.add_argument(
-        "--skip-identical", action="store_true", help="do not measure rows that launch exactly what the merge-base launches (GPU only)"
-    )
-    gate.add_argument("--no-resume", action="store_true", help="start anew after an interrupted run")
-
-    gate.add_argument("--shard", metavar="I/N", type=_share, help="measure the I-th of N shares of the processes, for `merge` to judge")
-
-    measure = commands.add_parser("run", help="measure a commit and keep its results")
-    _common(measure)
-    measure.add_argument("commit", nargs="?", default="HEAD")
-    measure.add_argument("--rounds", type=_positive, default=gating.SCREEN_ROUNDS, help="fresh processes")
-    measure.add_argument("--keep", type=Path, help="folder to copy results and records to (one run of a baseline)")
-
-    compare = commands.add_parser("compare", help="compare results that are there")
-    compare.add_argument("head", nargs="*", help="commits under test (two runs of a foreign tree may be given)")
-    compare.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    compare.add_argument("--results", type=Path, help="asv results_dir (default: .asv/results; another one is read as a foreign tree)")
-    compare.add_argument("--runs", type=Path, nargs="+", help="folders that `run --keep` made, of the commit under test")
-    compare.add_argument("--machine", help="machine of the results (default: this device)")
-    compare.add_argument("--baseline", type=Path, help="a baseline file")
-    compare.add_argument("--base", nargs="+", default=[], metavar="COMMIT", help="commits to compare with: one, or a history")
-
-    merge = commands.add_parser("merge", help="judge the shards of a gate, or merge kept runs into one")
-    merge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folders of `gate --shard`, or of `run --keep`")
-    merge.add_argument("--report", type=Path, default=Path("report"), help="folder for the verdict on shards (default: report)")
-    merge.add_argument("--output", type=Path, help="folder for the merged run")
-
-    report = commands.add_parser("report", help="write the report again from a verdict.json")
-    report.add_argument("--from", dest="source", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
-    report.add_argument("--report", type=Path, help="folder to write to (default: the same)")
-
-    table = commands.add_parser("table", help="print every row of kept runs as Markdown")
-    table.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that `run --keep` made")
-    table.add_argument("--spread", action="store_true", help="print how far fresh processes differ, instead")
-
-    site = commands.add_parser("site", help="build the history site from asv results trees")
-    site.add_argument("trees", type=Path, nargs="+", metavar="RESULTS", help="results folders of asv, or kept runs")
-    site.add_argument("--output", type=Path, required=True, help="folder to write")
-    site.add_argument("--project", default="benchmarks", help="name on the pages")
-    site.add_argument("--commit-url", default="", help="address of a commit, without its hash")
-    site.add_argument("--repository", type=Path, help="checkout that orders the commits (default: by date)")
-    site.add_argument("--reports", type=Path, nargs="*", default=[], help="folders of gate reports to link")
-
-    summary = commands.add_parser("summary", help="print GitHub annotations and append the summary to the job's page")
-    summary.add_argument("--report", type=Path, default=Path("report"), help="folder with verdict.json (default: report)")
-    commands.add_parser("comment", help="post the verdict of a finished run on its pull request")
-    history = commands.add_parser("history", help="add kept runs to the history branch, push it, lay it out for the site")
-    history.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folders that `run --keep` made")
-    history.add_argument("--branch", default="benchmark-history")
-    history.add_argument("--remote", default="origin")
-
-    compiled = commands.add_parser("compiled", help="compile HEAD for every architecture and accept what comes of it, no GPU needed")
-    compiled_actions = compiled.add_subparsers(dest="action", required=True, metavar="ACTION")
-    accept = compiled_actions.add_parser("record", help="write baselines/compiled/<architecture>.json")
-    accept.add_argument("commit", nargs="?", default="HEAD")
-    accept.add_argument("--reason", required=True, help="why this state is accepted")
-
-    baseline = commands.add_parser("baseline", help="record or show a baseline")
-    actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
-    record = actions.add_parser("record", help="make a baseline of runs that `run --keep` made")
-    record.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs of one commit on one kind of device")
-    record.add_argument("--reason", required=True, help="why this state is accepted")
-    record.add_argument("--accepted-by", default=os.environ.get("USER", ""), help="who accepts it")
-    record.add_argument("--single-boot", action="store_true", help="accept runs of one boot, as an advisory baseline")
-    record.add_argument("--waivers", type=Path, help="JSON file of waivers to carry: row, change, reason, approver, reference, expires")
-    record.add_argument("--output", type=Path, help="file to write (default: baselines/<device>.json)")
-    show = actions.add_parser("show", help="print what a baseline holds")
-    show.add_argument("file", type=Path, nargs="?", help="a baseline file (default: this device's)")
-    return parser
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--report", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    parser.add_argument(
-        "--select", metavar="REGEX", type=_expression, help="only rows whose name the expression finds; controls always run"
-    )
-
-
-def _expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from error
-    return text
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser(__doc__).parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(soft_wrap=not sys.stdout.isatty())
     errors = Console(stderr=True, soft_wrap=True)
@@ -170,13 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python would end with 1, which here means a regression.
         errors.print_exception()
         return int(ExitCode.INCOMPLETE)
-
-
-def _share(text: str) -> shards.Share:
-    try:
-        return shards.Share.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -219,6 +98,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"{row.state}: {row.key}: {row.reason}", markup=False, highlight=False)
     console.print(f"{commit.short} on {device.name}: {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}", highlight=False)
     return int(ExitCode.PASS if set(states) <= {"measured", "skipped"} and "measured" in states else ExitCode.INCOMPLETE)
+
+
+def _bisect(options: argparse.Namespace, console: Console) -> int:
+    return int(bisect_run.find(Path.cwd(), options.row, options.good, options.bad, options.pairs, options.report, console))
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
@@ -287,6 +170,23 @@ def _verdict(source: Path) -> GateResult:
     return load_verdict(read_bounded(source), name=str(source))
 
 
+def _judge_again(options: argparse.Namespace, console: Console) -> int:
+    folder: Path = options.source
+    result = cases.judge(folder)
+    kept = folder / "verdict.json"
+    if options.report is None and kept.is_file():
+        if read_bounded(kept).decode("utf-8", "replace") != dump_verdict(result):
+            raise InputError(
+                f"{kept} is not what the files beside it give ({result.verdict.value}): it was changed, or another version of the gate"
+                " made it; name a folder with --report to see what they give."
+            )
+        render_terminal(result, console)
+        console.print(f"{kept} is what its files give, byte for byte", markup=False, highlight=False)
+        return result.exit_code
+    gating.publish(result, options.report or folder, console)
+    return result.exit_code
+
+
 def _summary(options: argparse.Namespace, console: Console) -> int:
     for line in github.publish(_verdict(options.report / "verdict.json")):
         sys.stdout.write(f"{line}\n")
@@ -299,37 +199,12 @@ def _comment(options: argparse.Namespace, console: Console) -> int:
     return int(ExitCode.PASS)
 
 
-def _baseline(options: argparse.Namespace, console: Console) -> int:
-    if options.action == "record":
-        return _record(options, console)
-    file = options.file or Path("baselines") / f"{detect().key}.json"
-    if not file.exists():
-        raise UsageError(f"There is no baseline at {file}: record one with `python -m ci baseline record`.")
-    console.print(baselines.describe(baselines.load(file)), markup=False, highlight=False)
-    return int(ExitCode.PASS)
-
-
 def _compiled(options: argparse.Namespace, console: Console) -> int:
     repository = Repository(Path.cwd())
     commit = repository.commit(options.commit)
     made = compiled_run.compile_commit(repository, Places(repository.root), commit)
     for path in compiled_run.record_baselines(made, commit, repository.root, reason=options.reason):
         console.print(f"{path.relative_to(repository.root)}", markup=False, highlight=False)
-    return int(ExitCode.PASS)
-
-
-def _record(options: argparse.Namespace, console: Console) -> int:
-    runs = [merging.load_kept(folder) for folder in options.runs]
-    made = baselines.record(
-        runs,
-        reason=options.reason,
-        accepted_by=options.accepted_by,
-        waivers=baselines.load_waivers(options.waivers) if options.waivers else (),
-        allow_single_boot=options.single_boot,
-    )
-    target = options.output or Path(baselines.file_name(made))
-    baselines.save(made, target)
-    console.print(f"{target}: {len(made.rows)} rows of {len(made.runs)} runs", markup=False, highlight=False)
     return int(ExitCode.PASS)
 
 
@@ -364,14 +239,16 @@ _COMMANDS = {
     "gate": _gate,
     "run": _run,
     "compare": _compare,
+    "bisect": _bisect,
     "merge": _merge,
     "report": _report,
+    "verdict": _judge_again,
     "summary": _summary,
     "comment": _comment,
     "site": _site,
     "history": _history,
     "table": _table,
-    "baseline": _baseline,
+    "baseline": baseline_command.run,
     "compiled": _compiled,
 }
 

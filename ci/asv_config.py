@@ -10,7 +10,7 @@ import msgspec
 from ci.errors import UsageError
 from ci.jsonio import read_json
 
-PLUGINS = frozenset(f".ci.plugins.{name}" for name in ("host_env", "direction", "rounds", "machine", "publish"))
+PLUGINS = frozenset(f".ci.plugins.{name}" for name in ("host_env", "direction", "bands", "rounds", "machine", "publish"))
 
 
 class Configuration(msgspec.Struct, frozen=True):

@@ -2,6 +2,10 @@
 
 Raw values are stored, and bands recomputed from them: a band alone could not be questioned. The JSON schema generated from these
 classes is `baselines/schema/baseline.schema.json`.
+
+Runs form sets: those of `record` are set "1", each refresh adds one. A row has values of the runs of one set, which it names. A control
+row has values of the runs of every set in which it was measured, so that each row is normalised by controls of its own runs. A file of
+the first schema has one set; it reads as such.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -17,7 +21,11 @@ from ci.errors import BaselineError
 from ci.jsonio import decode_json, read_bounded, read_json, strict_dumps, write_atomic
 from ci.model import RowKey
 
-SCHEMA_ID: Final = "rapid_llm/baseline/1"
+SCHEMA_ID: Final = "rapid_llm/baseline/2"
+OLD_SCHEMA_ID: Final = "rapid_llm/baseline/1"
+"""Without run sets, anchors and replaced values: all of them have defaults."""
+
+FIRST_SET: Final = "1"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -71,10 +79,42 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throttle_reasons: list[str] = []
     controls: dict[str, float] = {}
     """Median throughput of each control row in this run, in the row's unit."""
+    run_set: Text = FIRST_SET
+
+
+class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a row stood before its first refresh; slow drift is held against it."""
+
+    commit: Text
+    time: Text
+    unit: Text
+    values: Annotated[list[Positive], msgspec.Meta(min_length=1)]
+    """One a run of the anchor's set, in `unit`, the deviation of that run's controls taken off."""
+    controls: dict[str, Positive] = {}
+    """Median over those runs of each control row that serves the row, in the control's unit."""
+
+
+class Replaced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that a refresh took out of a row."""
+
+    commit: Text
+    """Of the old value."""
+    time: Text
+    """When the old value's last run began."""
+    value: Positive
+    """Median of the old runs, in `unit`."""
+    unit: Text
+    reason: Text
+    """Why it was replaced."""
+    latency_us: float | None = None
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"bottleneck": "class"}):
-    """The accepted values of one row: [run][process]."""
+    """The accepted values of one row: [run][process].
+
+    The runs are those of `run_set`, in the file's order; of a control row all runs of the file, with an empty list for each run of a set
+    that did not measure it.
+    """
 
     benchmark: Text
     params: list[str]
@@ -98,6 +138,14 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"bott
     input_hash: str | None = None
     max_abs_diff: float | None = None
     peak_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    run_set: Text = FIRST_SET
+    """The set that the values are of; of a control row the newest that measured it."""
+    anchor: Anchor | None = None
+    """None where the values are still those of the anchor."""
+    replaced: list[Replaced] = []
+    """What refreshes took out, the oldest first."""
+    noisy: bool = False
+    """Accepted although a run of its own set looked like a regression."""
 
     @property
     def key(self) -> RowKey:
@@ -106,10 +154,10 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"bott
 
 
 class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Leave for one row to be BLIND, MISSING or REGRESSED until a date."""
+    """Leave for one row to be BLIND, MISSING, REGRESSED or over 5 % from its anchor (CREEP) until a date."""
 
     row: Text
-    change: Literal["BLIND", "MISSING", "REGRESSED"]
+    change: Literal["BLIND", "CREEP", "MISSING", "REGRESSED"]
     reason: Text
     approver: Text
     reference: Text
@@ -119,7 +167,7 @@ class Waiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was accepted on one device."""
 
-    schema: Literal["rapid_llm/baseline/1"]
+    schema: Literal["rapid_llm/baseline/2"]
     protocol: Protocol
     device: Device
     environment: Environment
@@ -132,6 +180,25 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     previous_hash: str | None = None
     advisory: bool = False
     """Recorded on a single boot: it informs, and the report says so."""
+
+    @property
+    def run_sets(self) -> dict[str, list[int]]:
+        """Indices of the runs of each set, in the file's order."""
+        sets: dict[str, list[int]] = {}
+        for index, run in enumerate(self.runs):
+            sets.setdefault(run.run_set, []).append(index)
+        return sets
+
+    def runs_of(self, row: Row) -> list[Run]:
+        """The runs of the row's set."""
+        return [run for run in self.runs if run.run_set == row.run_set]
+
+    def values_of(self, row: Row, run_set: str | None = None) -> Runs:
+        """The row's values in a set, its own where None: [run][process]; none where the set did not measure it."""
+        wanted = run_set or row.run_set
+        if not row.control:
+            return row.values if wanted == row.run_set else []
+        return [row.values[index] for index in self.run_sets.get(wanted, []) if row.values[index]]
 
 
 def load(source: Path | bytes, *, name: str | None = None) -> Baseline:
@@ -146,6 +213,8 @@ def load(source: Path | bytes, *, name: str | None = None) -> Baseline:
     shown = name or (str(source) if isinstance(source, Path) else "the baseline")
     data = read_bounded(source, error=BaselineError) if isinstance(source, Path) else source
     parsed = decode_json(data, name=shown, error=BaselineError)
+    if isinstance(parsed, dict) and parsed.get("schema") == OLD_SCHEMA_ID:
+        parsed = _of_old_schema(parsed, shown)
     if not isinstance(parsed, dict) or parsed.get("schema") != SCHEMA_ID:
         found = parsed.get("schema") if isinstance(parsed, dict) else type(parsed).__name__
         raise BaselineError(f"{shown} has the schema {found!r}, not {SCHEMA_ID!r}; record the baseline again")
@@ -171,18 +240,52 @@ def load_waivers(path: Path) -> list[Waiver]:
         raise BaselineError(f"{path} is no array of waivers: {exc}; mend the file") from exc
 
 
+def _of_old_schema(parsed: dict[str, Any], shown: str) -> dict[str, Any]:
+    """A file of the first schema as one of the present.
+
+    Raises:
+        BaselineError: It has a field that only the present schema knows.
+    """
+    rows = parsed.get("rows")
+    parts = [*(parsed.get("runs") or []), *(rows.values() if isinstance(rows, dict) else [])]
+    for part in parts:
+        strange = sorted({"run_set", "anchor", "replaced", "noisy"} & set(part)) if isinstance(part, dict) else []
+        if strange:
+            raise BaselineError(f"{shown} has the field {strange[0]!r}, which {OLD_SCHEMA_ID} does not know; record the baseline again")
+    return {**parsed, "schema": SCHEMA_ID}
+
+
 def _contradiction(baseline: Baseline) -> str | None:
-    num_runs = len(baseline.runs)
+    sets = baseline.run_sets
     for text, row in baseline.rows.items():
         if text != str(row.key):
             return f"stores the row {row.key} under the key {text!r}"
-        if len(row.values) != num_runs or not all(row.values):
-            return f"has values of {len(row.values)} runs for {text}, but {num_runs} runs"
-        if row.latency_us is not None and [len(run) for run in row.latency_us] != [len(run) for run in row.values]:
-            return f"has latencies of {text} that do not match its values one to one"
+        fault = _contradiction_of_row(text, row, sets, len(baseline.runs))
+        if fault is not None:
+            return fault
     strange = [waiver.row for waiver in baseline.waivers if waiver.row not in baseline.rows]
     if strange:
         return f"waives the row {strange[0]!r}, which it does not have"
+    return None
+
+
+def _contradiction_of_row(text: str, row: Row, sets: dict[str, list[int]], num_all: int) -> str | None:
+    if row.run_set not in sets:
+        return f"has values of {text} of the run set {row.run_set!r}, which no run is of"
+    num_runs = num_all if row.control else len(sets[row.run_set])
+    if len(row.values) != num_runs:
+        return f"has values of {len(row.values)} runs for {text}, but {num_runs} runs"
+    empty = [not values for values in row.values]
+    if row.control:
+        partly = [name for name, runs in sets.items() if len({empty[index] for index in runs}) > 1]
+        if partly or empty[sets[row.run_set][0]]:
+            return f"has values of the control row {text} for a part of the run set {(partly or [row.run_set])[0]!r} only"
+    elif any(empty):
+        return f"has values of {num_runs - sum(empty)} runs for {text}, but {num_runs} runs"
+    if row.latency_us is not None and [len(run) for run in row.latency_us] != [len(run) for run in row.values]:
+        return f"has latencies of {text} that do not match its values one to one"
+    if row.anchor is not None and row.anchor.unit != row.unit:
+        return f"has {text} in {row.unit!r} and its anchor in {row.anchor.unit!r}"
     return None
 
 
@@ -192,7 +295,7 @@ def to_json(baseline: Baseline) -> str:
 
 
 def content_hash(baseline: Baseline) -> str:
-    """sha256 of `to_json`, by which the next baseline names its predecessor."""
+    """sha256 of `to_json`, by which the next baseline names its predecessor: of the file's text, where the file is of this schema."""
     return hashlib.sha256(to_json(baseline).encode()).hexdigest()
 
 

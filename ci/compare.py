@@ -11,22 +11,25 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from ci import noise
+from ci import creep, noise, runner_state
 from ci.baseline import Baseline, Problem, check, file_name
 from ci.errors import BaselineError, ExitCode, UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.rows import RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_for, section_of
-from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, Reference, judge
+from ci.references import Reference, references_of, run_estimate
+from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_of
+from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, judge, two_run_floors
 
 __all__ = [
     "ALPHA",
     "RUN_ORDER",
     "VERDICTS",
+    "baseline_floors",
     "compare_baseline",
     "compare_history",
     "conclude",
-    "needs_second_run",
+    "screened_rows",
     "section_of",
+    "waive",
 ]
 
 _MAX_RUNS = 2
@@ -34,11 +37,6 @@ _BAD_RUNNER_SHARE = 0.9
 """Share of a history commit's rows that move together on a bad runner; not all, as the history's own median may have moved."""
 _COMPARABLE_KINDS = frozenset({"environment", "runs", "waiver", "age", "advisory"})
 """Problems of a baseline that leave its numbers comparable: its rows are shown, though its verdict is BASELINE INVALID."""
-
-
-def _run_estimate(row: RowResult) -> float:
-    """ln latency of a run of K processes: the mean of the fastest 60 %."""
-    return float(noise.fast60(noise.log_latency(row.samples, row.direction)))
 
 
 def _value_estimate(row: RowResult) -> float:
@@ -54,26 +52,9 @@ def _one_commit(heads: Sequence[CommitResult]) -> CommitResult:
     return heads[-1]
 
 
-def _baseline_references(baseline: Baseline) -> dict[RowKey, Reference]:
-    references = {}
-    for row in baseline.rows.values():
-        runs = np.array([float(noise.fast60(noise.log_latency(values, row.direction))) for values in row.values])
-        latencies = [value for run in row.latency_us or [] for value in run]
-        references[row.key] = Reference(
-            key=row.key,
-            unit=row.unit,
-            direction=row.direction,
-            version=row.version,
-            bottleneck=row.bottleneck,
-            timer=row.timer,
-            control=row.control,
-            runs=runs,
-            input_hash=row.input_hash,
-            latency_us=float(np.median(latencies)) if latencies else None,
-            tick_us=row.tick_us,
-            section=section_for(row),
-        )
-    return references
+def baseline_floors(baseline: Baseline) -> dict[RowKey, float]:
+    """The smallest relative change of latency of each row that counts between two single runs, by the baseline's noise."""
+    return two_run_floors(references_of(baseline).values())
 
 
 def _validity(heads: Sequence[CommitResult], baseline: Baseline, now: datetime.datetime | None, name: str) -> list[Problem]:
@@ -93,7 +74,7 @@ def _validity(heads: Sequence[CommitResult], baseline: Baseline, now: datetime.d
     return sorted(found.values(), key=lambda problem: problem.severity != "error")
 
 
-def _waive(rows: Sequence[RowOutcome], baseline: Baseline, now: datetime.datetime) -> tuple[list[RowOutcome], list[str]]:
+def waive(rows: Sequence[RowOutcome], baseline: Baseline, now: datetime.datetime) -> tuple[list[RowOutcome], list[str]]:
     """Turns unwaived blindness into a verdict, and marks what a waiver excuses; every waiver is told."""
     waivers = {(waiver.row, waiver.change): waiver for waiver in baseline.waivers if waiver.expires >= now.date()}
     alike: dict[str, list[str]] = defaultdict(list)
@@ -126,11 +107,12 @@ def compare_baseline(
     now: datetime.datetime | None = None,
     name: str | None = None,
     notices: Sequence[str] = (),
+    pairs: int | None = None,
 ) -> GateResult:
     """Judges one or two runs of a commit against the baseline of its device.
 
-    With one run, rows beyond the screen's band are UNCONFIRMED unless Holm's test rejects at once; `needs_second_run` then asks for a
-    second one. With two, the mean of both is tested over all comparable rows, so that having picked rows by the first costs nothing.
+    With one run, rows beyond the screen's band carry the flag SCREENED, and `ci.staged` confirms them in pairs. With two, for a merge-base
+    that cannot be measured, the mean of both is tested over all comparable rows, so that having picked rows by the first costs nothing.
 
     Args:
         head_runs: One run, or two in the order of measurement, joined with their records.
@@ -140,6 +122,7 @@ def compare_baseline(
         now: For age and expiry, UTC; the present where None.
         name: What messages call the baseline's file.
         notices: Further things for a reviewer.
+        pairs: Pairs of the last look of the confirmation, for what the whole can find; None where a second run confirms.
     Raises:
         UsageError: No run, more than two, or runs of different commits.
     """
@@ -152,14 +135,17 @@ def compare_baseline(
     rows: list[RowOutcome] = []
     unfit = None
     if all(problem.kind in _COMPARABLE_KINDS for problem in errors):
-        judged = judge(head_runs, _baseline_references(baseline), estimate=_run_estimate)
-        unfit = judged.unfit
-        rows, waived = _waive(judged.rows, baseline, now)
+        judged = judge(head_runs, references_of(baseline), estimate=run_estimate, pairs=pairs)
+        unfit = judged.unfit and runner_state.explained(judged.unfit, head_runs, [runner_state.of_run(run) for run in baseline.runs])
+        rows, waived = waive(judged.rows, baseline, now)
         told.extend([*judged.notices, *waived])
+        if unfit is None:
+            rows, crept = creep.marked(rows, judged.spreads, baseline, len(head_runs), now)
+            told.extend(crept)
     result = blank_result("baseline", device or baseline.device.name, base or baseline.anchor_commit, last, told, len(head_runs))
     result = replace(result, head=head or last.commit, base_environment=_environment_of(baseline))
     rows = [
-        _with_history(row, [float(np.median(run)) for run in known.values] if (known := baseline.rows.get(str(row.key))) else ())
+        _with_history(row, [float(np.median(run)) for run in known.values if run] if (known := baseline.rows.get(str(row.key))) else ())
         for row in rows
     ]
     return assemble(rows, result, invalid=str(errors[0]) if errors else None, unfit=unfit)
@@ -179,16 +165,14 @@ def _environment_of(baseline: Baseline) -> dict[str, object]:
     return {**software, "device": device, **({} if power is None else {"state": {"power_limit_w": power}})}
 
 
-def needs_second_run(head_runs: Sequence[CommitResult], baseline: Baseline) -> bool:
-    """Whether the one run made so far screened a row, so that a second has to confirm or clear it.
+def screened_rows(result: GateResult) -> list[RowKey]:
+    """The rows that one run picked and that have to be confirmed or cleared, in order.
 
-    A machine that is unfit, a baseline that is invalid and a row with a wrong result stay so: no second run is asked for then.
+    A machine that is unfit, a baseline that is invalid and a row with a wrong result stay so: nothing is asked for then.
     """
-    if len(head_runs) != 1:
-        return False
-    result = compare_baseline(head_runs, baseline)
-    decided = result.exit_code in (ExitCode.BASELINE, ExitCode.WRONG, ExitCode.UNFIT)
-    return not decided and any(SCREENED in row.flags and not row.control for row in result.rows)
+    if result.exit_code in (ExitCode.BASELINE, ExitCode.WRONG, ExitCode.UNFIT):
+        return []
+    return [row.key for row in result.rows if SCREENED in row.flags and not row.control and row.verdict in COMPARED_ROWS]
 
 
 def _fit_history(history: Sequence[CommitResult]) -> tuple[list[CommitResult], list[str]]:

@@ -7,15 +7,16 @@ from pathlib import Path
 from rich.console import Console
 
 from ci import compiled_run
-from ci.compiled import compare_compiled, identical_rows
+from ci.compiled import Listing, compare_compiled, identical_rows
 from ci.compiled_model import CompiledResult
 from ci.device import Device
 from ci.errors import InputError, UsageError
+from ci.jsonio import write_atomic
 from ci.repo import Commit, Repository
 from ci.run import Places
 
 
-def judge(
+def compile_both(
     repository: Repository,
     places: Places,
     tip: Commit,
@@ -25,8 +26,8 @@ def judge(
     select: str | None,
     directory: Path,
     console: Console,
-) -> CompiledResult:
-    """Compiles merge-base and HEAD for every architecture and compares them; the records go to `directory`.
+) -> None:
+    """Compiles merge-base and HEAD for every architecture; all that `judged` needs goes to `directory`.
 
     Args:
         tip: Of the base branch, for its stored baselines.
@@ -36,20 +37,43 @@ def judge(
     """
     console.print(f"compiling every Triton row for {', '.join(compiled_run.ARCHITECTURES)}, no GPU needed", highlight=False)
     ours = compiled_run.compile_commit(repository, places, head, select=select)
-    notices = []
+    made = {"head": ours}
+    notice = ""
     try:
-        theirs = ours if base.sha == head.sha else compiled_run.compile_commit(repository, places, base, select=select)
+        made["base"] = ours if base.sha == head.sha else compiled_run.compile_commit(repository, places, base, select=select)
     except InputError as error:
-        theirs = None
-        notices.append(f"The merge-base has no compiled rows: {error}")
-    compiled_run.keep({"head": ours} if theirs is None else {"base": theirs, "head": ours}, directory)
+        notice = f"The merge-base has no compiled rows: {error}"
+    compiled_run.keep(made, compiled_run.stored_texts(repository, tip), directory, notice=notice)
+
+    def kept_listing(code: str) -> str | None:
+        found = compiled_run.listing(places.root / ".asv" / "compiled" / "sass", code)
+        if found is not None:
+            write_atomic(directory / "sass" / f"{code}.txt", found)
+        return found
+
+    _compared(directory, kept_listing, selected=select is not None)
+
+
+def judged(directory: Path, *, selected: bool) -> CompiledResult:
+    """The verdict on what `compile_both` left in `directory`.
+
+    Args:
+        selected: Only a selection was compiled, so that no row can be missing from a baseline.
+    Raises:
+        GateError: A file is missing or does not follow its schema.
+    """
+    return _compared(directory, lambda code: compiled_run.listing(directory / "sass", code), selected=selected)
+
+
+def _compared(directory: Path, listing: Listing, *, selected: bool) -> CompiledResult:
+    base, notice = directory / "base.json", directory / compiled_run.NOTICE
     return compare_compiled(
-        theirs,
-        ours,
-        compiled_run.stored_baselines(repository, tip),
-        listing=lambda code: compiled_run.listing(places, code),
-        selected=select is not None,
-        notices=notices,
+        compiled_run.read_compiled(base) if base.is_file() else None,
+        compiled_run.read_compiled(directory / "head.json"),
+        compiled_run.kept_baselines(directory),
+        listing=listing,
+        selected=selected,
+        notices=[notice.read_text(encoding="utf-8")] if notice.is_file() else [],
     )
 
 

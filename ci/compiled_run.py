@@ -15,12 +15,13 @@ import msgspec
 
 from ci.compiled_model import BASELINE_DIR, BASELINE_SCHEMA_ID, CompiledBaseline, CompiledFile
 from ci.errors import BaselineError, InputError
-from ci.jsonio import decode_json, read_json, strict_dumps, write_atomic
+from ci.jsonio import decode_json, read_bounded, read_json, strict_dumps, write_atomic
 from ci.repo import Commit, Repository
 from ci.run import Places
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 THIS_DEVICE = "this-device"
+NOTICE = "notice.txt"
 _TIMEOUT_S = 900
 
 
@@ -82,18 +83,18 @@ def read_compiled(path: Path) -> CompiledFile:
         ) from exc
 
 
-def listing(places: Places, code: str) -> str | None:
-    """The SASS of a machine code that was compiled here, None where it was not, or where `code` is no name of one."""
+def listing(folder: Path, code: str) -> str | None:
+    """The SASS of a machine code that `folder` has, None where it has not, or where `code` is no name of one."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", code):
         return None
     try:
-        return (places.root / ".asv" / "compiled" / "sass" / f"{code}.txt").read_text(encoding="utf-8")
+        return (folder / f"{code}.txt").read_text(encoding="utf-8")
     except OSError:
         return None
 
 
-def stored_baselines(repository: Repository, tip: Commit, architectures: Sequence[str] = ARCHITECTURES) -> dict[str, CompiledBaseline]:
-    """The baselines of the compiled rows as the base branch has them.
+def stored_texts(repository: Repository, tip: Commit, architectures: Sequence[str] = ARCHITECTURES) -> dict[str, bytes]:
+    """The baselines of the compiled rows as the base branch has them, by architecture.
 
     Raises:
         BaselineError: A file does not follow the schema.
@@ -103,8 +104,19 @@ def stored_baselines(repository: Repository, tip: Commit, architectures: Sequenc
         path = f"{BASELINE_DIR}/{architecture}.json"
         content = repository.read(tip, path)
         if content is not None:
-            found[architecture] = load_baseline(content, name=f"{path} of {tip.label}")
+            load_baseline(content, name=f"{path} of {tip.label}")
+            found[architecture] = content
     return found
+
+
+def kept_baselines(directory: Path) -> dict[str, CompiledBaseline]:
+    """The baselines that `keep` put beside the records.
+
+    Raises:
+        BaselineError: A file cannot be read, or does not follow the schema.
+    """
+    files = sorted((directory / "baselines").glob("*.json"))
+    return {path.stem: load_baseline(read_bounded(path, error=BaselineError), name=str(path)) for path in files}
 
 
 def load_baseline(content: bytes, *, name: str) -> CompiledBaseline:
@@ -155,8 +167,12 @@ def record_baselines(compiled: CompiledFile, commit: Commit, root: Path, *, reas
     return written
 
 
-def keep(compiled: dict[str, CompiledFile], directory: Path) -> None:
-    """Puts the records of the commits beside a report, so that the verdict can be computed again."""
+def keep(compiled: dict[str, CompiledFile], baselines: dict[str, bytes], directory: Path, *, notice: str = "") -> None:
+    """Puts the commits' records, the stored baselines and what was noticed beside a report: the verdict can be computed of them again."""
     shutil.rmtree(directory, ignore_errors=True)
     for name, record in compiled.items():
         write_atomic(directory / f"{name}.json", strict_dumps(msgspec.to_builtins(record)))
+    for architecture, content in baselines.items():
+        write_atomic(directory / "baselines" / f"{architecture}.json", content.decode("utf-8"))
+    if notice:
+        write_atomic(directory / NOTICE, notice)

@@ -55,3 +55,9 @@ class BaselineError(GateError):
     """The baseline is absent, malformed, of another device or environment."""
 
     exit_code = ExitCode.BASELINE
+
+
+class UnfitError(GateError):
+    """The machine moved while it measured, so that no comparison stands."""
+
+    exit_code = ExitCode.UNFIT

@@ -1,44 +1,47 @@
 """The one command: measure, compare, confirm, report.
 
-With a baseline for this device on the base branch, HEAD is measured and held against it; what looks suspicious is measured a second time.
-Without one, merge-base and HEAD are measured in interleaved pairs of fresh processes; where HEAD is the merge-base, it is compared with
-itself, which shows what this machine can see.
+With a baseline for this device on the base branch, HEAD is measured and held against it; what looks slower is then measured in pairs of
+processes of merge-base and HEAD. Without one, merge-base and HEAD are measured in interleaved pairs of fresh processes, all rows; where
+HEAD is the merge-base, it is compared with itself, which shows what this machine can see.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import compiled_gate, lost_rows, run
+from ci import case as cases
+from ci import compiled_gate, lost_rows, run, staged
 from ci.baseline import Baseline
-from ci.compare import compare_baseline, needs_second_run
-from ci.compiled import with_compiled
-from ci.confirm import compare_pairs
+from ci.case import CaseFile
 from ci.device import Device, detect
-from ci.errors import BaselineError, UsageError
+from ci.errors import BaselineError, InputError, UsageError
 from ci.jsonio import write_atomic
-from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowVerdict
+from ci.merge import load_kept
+from ci.model import CommitResult, GateResult, RowKey
 from ci.repo import Commit, Repository
 from ci.report import write_report
 from ci.run import Places, RunPlan
+from ci.sequential import LOOKS
 from ci.terminal import render_terminal
 from ci.verdict_file import dump
 
 SCREEN_ROUNDS = 3
 PAIRS = 12
 _STATE = "gate-state.json"
-_RUNS = ("1", "2", "pairs", "compiled")
-"""Folders in a report's `runs/` that a gate makes."""
+_UNFINISHED = "unfinished.json"
+"""In a report folder: what the gate that is measuring, or was interrupted, is about."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Options:
 def gate(root: Path, options: Options, console: Console) -> GateResult:
     """Runs the gate and writes the report.
 
+    A gate that was interrupted goes on where it stopped: what lies whole in the report's `runs/` is not measured again.
+
     Returns:
         The verdict; `exit_code` is what the process should exit with.
     Raises:
@@ -69,9 +74,12 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     """
     clear(options.directory)
     situation = look(root, options)
-    compiled = None
+    if options.skip_identical:
+        skip = compiled_gate.rows_to_skip(situation.repository, situation.places, situation.device, situation.base, situation.head, console)
+        options = replace(options, skip=skip)
+    _take_up(situation, options, console)
     if options.compiled:
-        compiled = compiled_gate.judge(
+        compiled_gate.compile_both(
             situation.repository,
             situation.places,
             situation.tip,
@@ -81,22 +89,15 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
             directory=options.directory / "runs" / "compiled",
             console=console,
         )
-    if options.skip_identical:
-        skip = compiled_gate.rows_to_skip(situation.repository, situation.places, situation.device, situation.base, situation.head, console)
-        options = replace(options, skip=skip)
+    case = situation.case(options, suites=lost_rows.suites(situation.repository, situation.base))
     if situation.baseline is None:
-        result = _against_merge_base(situation, options, console)
+        _measure_pairs(situation, options, console)
     else:
-        result = _against_baseline(situation, situation.baseline, options, console)
-    result = replace(
-        result,
-        notices=(*situation.notices, *result.notices),
-        created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-    )
-    result = lost_rows.judged(result, situation.repository, situation.base, select=options.select)
-    if compiled is not None:
-        result = with_compiled(result, compiled)
+        case = _measure_in_stages(case, situation, options, console)
+    cases.write(case, options.directory)
+    result = cases.judge(options.directory)
     publish(result, options.directory, console)
+    (options.directory / _UNFINISHED).unlink(missing_ok=True)
     return result
 
 
@@ -111,7 +112,26 @@ class Situation:
     tip: Commit
     base: Commit
     notices: list[str]
-    baseline: Baseline | None
+    baseline: bytes | None
+    """The stored baseline's file as the base branch has it."""
+
+    def case(self, options: Options, *, suites: lost_rows.Suites | None, **fields: Any) -> CaseFile:
+        """What a verdict on this situation depends on besides measurements."""
+        base, head = self.pair() if self.baseline is None else (self.base, self.head)
+        mode = "baseline" if self.baseline is not None else "aa" if self.base.sha == self.head.sha else "ab"
+        return CaseFile(
+            mode=mode,  # type: ignore[arg-type]
+            device=self.device.name,
+            base=base.sha,
+            head=head.sha,
+            select=options.select,
+            skip=list(options.skip),
+            notices=self.notices,
+            suites=suites,
+            compiled=options.compiled,
+            created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+            **fields,
+        )
 
     def pair(self) -> tuple[Commit, Commit]:
         """The two commits of a comparison without a baseline: a commit on its own is compared with an empty commit on it."""
@@ -132,24 +152,30 @@ def look(root: Path, options: Options) -> Situation:
     tip = repository.base(options.base)
     base = repository.merge_base(tip, head)
     notices = repository.review_notices(base, head)
-    baseline = None if options.ignore_baseline else baseline_of(repository, tip, device.key)
-    if baseline is not None:
-        stale = of_another_protocol(baseline, root, device.key)
+    content = None if options.ignore_baseline else stored_baseline(repository, tip, device.key)
+    if content is not None:
+        stored = baselines.load(content, name=f"baselines/{device.key}.json of {tip.label}")
+        stale = of_another_protocol(stored, root, device.key)
         if stale and options.require_baseline:
             raise BaselineError(stale)
         if stale:
             notices.append(f"{stale} Until then merge-base and HEAD are compared directly.")
-            baseline = None
-    if baseline is None and options.require_baseline:
+            content = None
+    if content is None and options.require_baseline:
         raise BaselineError(
             f"There is no baselines/{device.key}.json on {tip.label} ({tip.short}): record one with `python -m ci baseline"
             " record`, or leave --require-baseline out to compare with the merge-base."
         )
-    if baseline is None and base.sha == head.sha and repository.is_shallow:
+    if content is None and base.sha == head.sha and repository.is_shallow:
         raise UsageError(
             f"{repository.root} is a shallow clone, in which a commit cannot be compared with itself: run `git fetch --unshallow`."
         )
-    return Situation(repository, Places(repository.root), device, head, tip, base, notices, baseline)
+    return Situation(repository, Places(repository.root), device, head, tip, base, notices, content)
+
+
+def stored_baseline(repository: Repository, tip: Commit, device: str) -> bytes | None:
+    """The baseline file of a device as the base branch has it: a change cannot bring its own."""
+    return repository.read(tip, f"baselines/{device}.json")
 
 
 def of_another_protocol(baseline: Baseline, root: Path, device: str) -> str | None:
@@ -178,9 +204,9 @@ def clear(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "verdict.json").is_file():
         return
-    for name in ("verdict.json", "index.html", "summary.md", "junit.xml"):
+    for name in ("verdict.json", "index.html", "summary.md", "junit.xml", cases.FILE_NAME, cases.BASELINE_NAME):
         (directory / name).unlink(missing_ok=True)
-    for name in _RUNS:
+    for name in cases.RUN_NAMES:
         shutil.rmtree(directory / "runs" / name, ignore_errors=True)
 
 
@@ -193,51 +219,130 @@ def publish(result: GateResult, directory: Path, console: Console) -> None:
     console.print(f"report: {next(path for path in written if path.suffix == '.html')}", highlight=False, soft_wrap=True)
 
 
-def baseline_of(repository: Repository, tip: Commit, machine: str) -> Baseline | None:
-    """The baseline of a device as the base branch has it: a change cannot bring its own."""
-    path = f"baselines/{machine}.json"
-    content = repository.read(tip, path)
-    return None if content is None else baselines.load(content, name=f"{path} of {tip.label}")
+def _take_up(situation: Situation, options: Options, console: Console) -> None:
+    """Keeps what an interrupted gate of the same commits, rows and baseline left, and removes what another one left.
+
+    Raises:
+        UsageError: The folder's `runs/` holds folders of the same names that no gate made.
+    """
+    directory = options.directory
+    wanted = {
+        "base": situation.base.sha,
+        "head": situation.head.sha,
+        "device": situation.device.key,
+        "baseline": None if situation.baseline is None else hashlib.sha256(situation.baseline).hexdigest(),
+        "select": options.select,
+        "skip": list(options.skip),
+        "rounds": options.rounds,
+        "pairs": options.pairs,
+    }
+    state = directory / _UNFINISHED
+    there = [name for name in cases.RUN_NAMES if (directory / "runs" / name).exists()]
+    if there and not state.is_file():
+        raise UsageError(f"{directory / 'runs' / there[0]} is there already, and no gate left it: name another folder with --report.")
+    if options.resume and _read_state(state) == wanted:
+        measured = [name for name in there if name != "compiled"]
+        if measured:
+            console.print(f"going on after an interrupted gate, which measured {', '.join(measured)}", highlight=False)
+        return
+    for name in there:
+        shutil.rmtree(directory / "runs" / name)
+    write_atomic(state, json.dumps(wanted) + "\n")
 
 
-def _against_baseline(situation: Situation, baseline: Baseline, options: Options, console: Console) -> GateResult:
+def _keep(situation: Situation, commits: Sequence[Commit], directory: Path, name: str) -> None:
+    """Puts what was measured into the report's `runs/`, whole or not at all."""
+    target = directory / "runs" / name
+    partial = target.with_name(f".{name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    run.keep(situation.places, situation.device, commits, partial)
+    partial.rename(target)
+
+
+def _measure_run(situation: Situation, options: Options, console: Console, name: str) -> None:
+    """Measures HEAD alone, unless an interrupted gate did."""
     places, device, head = situation.places, situation.device, situation.head
+    if (options.directory / "runs" / name).is_dir():
+        return
+    run.forget(places, device, [head])
+    run.run_asv(places, RunPlan((head,), options.rounds, select=options.select, skip=options.skip), console)
+    _keep(situation, [head], options.directory, name)
+
+
+def _measure_in_stages(case: CaseFile, situation: Situation, options: Options, console: Console) -> CaseFile:
+    """Measures HEAD, and what looks slower than the stored baseline in pairs with the merge-base; returns the case as it then is."""
+    device, head, directory = situation.device, situation.head, options.directory
+    assert situation.baseline is not None
+    write_atomic(directory / cases.BASELINE_NAME, situation.baseline.decode("utf-8"))
     console.print(
         f"{device.name}: measuring {head.label} ({head.short}) against the stored baseline, {options.rounds} processes", highlight=False
     )
-    runs: list[CommitResult] = []
-    while True:
-        run.forget(places, device, [head])
-        run.run_asv(places, RunPlan((head,), options.rounds, select=options.select, skip=options.skip), console)
-        runs.append(selected(run.load(places, device, head), options.select, options.skip))
-        run.keep(places, device, [head], options.directory / "runs" / str(len(runs)))
-        if options.select or options.skip:
-            baseline = selected_baseline(baseline, runs[0], options.select or "", options.skip)
-        if len(runs) == 2 or not needs_second_run(runs, baseline):
+    _measure_run(situation, options, console, "1")
+    runs = [cases.selected(load_kept(directory / "runs" / "1"), options.select, options.skip)]
+    baseline = cases.baseline_of(case, directory, runs[0])
+    screen = cases.compare(case, runs, baseline)
+    commits = (situation.base, head)
+    if situation.base.sha == head.sha:
+        commits = (situation.repository.empty_commit_on(head), head)
+        case = msgspec.structs.replace(case, stand_in=commits[0].sha)
+    looks: list[staged.Look] = []
+    while left := staged.open_rows(screen, looks):
+        try:
+            looks.append(_measure_look(case, situation, commits, left, len(looks), options, console))
+        except InputError as error:
+            console.print(f"the merge-base could not be measured: {error}", markup=False, highlight=False)
+            case = msgspec.structs.replace(case, fallback=str(error))
             break
-        console.print("some rows look different: measuring once more", highlight=False)
-    return _told(options, runs[0], compare_baseline(runs, baseline, base=situation.base.sha, head=head.sha, device=device.name))
+    if case.fallback is not None or (looks and staged.unpaired_rows(screen, looks)):
+        console.print("some rows cannot be held against the merge-base: measuring HEAD once more", highlight=False)
+        _measure_run(situation, options, console, "2")
+    return case
 
 
-def _against_merge_base(situation: Situation, options: Options, console: Console) -> GateResult:
-    places, device = situation.places, situation.device
-    same = situation.base.sha == situation.head.sha
+def _measure_look(
+    case: CaseFile,
+    situation: Situation,
+    commits: Sequence[Commit],
+    rows: Sequence[RowKey],
+    done: int,
+    options: Options,
+    console: Console,
+) -> staged.Look:
+    """Measures the pairs of one look, unless an interrupted gate did."""
+    name, pairs = f"look-{done + 1}", LOOKS[done] - (LOOKS[done - 1] if done else 0)
+    if not (options.directory / "runs" / name).is_dir():
+        told = f"{len(rows)} row(s) {'look slower' if not done else 'are still open'}: {pairs} pairs of processes with the merge-base"
+        console.print(told, highlight=False)
+        wanted = replace(options, select=staged.pattern_of(rows), pairs=pairs, skip=())
+        measure_pairs(situation.places, situation.device, commits, wanted, console, name=name)
+        _keep(situation, commits, options.directory, name)
+    return cases.load_looks(case, options.directory)[done]
+
+
+def _measure_pairs(situation: Situation, options: Options, console: Console) -> None:
+    """Measures merge-base and HEAD alternately, all rows."""
     base, head = situation.pair()
+    same = situation.base.sha == situation.head.sha
     what = f"{base.label} ({base.short}) with itself" if same else f"{base.label} ({base.short}) with {head.label} ({head.short})"
-    console.print(f"{device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes", highlight=False)
-    measured = [selected(result, options.select, options.skip) for result in measure_pairs(places, device, (base, head), options, console)]
-    run.keep(places, device, (base, head), options.directory / "runs" / "pairs")
-    result = _told(options, measured[1], compare_pairs(*measured, mode="aa" if same else "ab", device=device.name))
-    if same:
-        offer = f"To hold later changes against this state, record baselines/{device.key}.json: CONTRIBUTING.md says how."
-        result = replace(result, notices=(*result.notices, offer))
-    return result
+    told = f"{situation.device.name}: no stored baseline, comparing {what} in {options.pairs} interleaved pairs of processes"
+    console.print(told, highlight=False)
+    if not (options.directory / "runs" / "pairs").is_dir():
+        measure_pairs(situation.places, situation.device, (base, head), options, console)
+        _keep(situation, (base, head), options.directory, "pairs")
 
 
-def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console) -> list[CommitResult]:
-    """Measures commits in interleaved rounds; a run that was interrupted goes on where it stopped."""
+def measure_pairs(
+    places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console, *, name: str = "pairs"
+) -> list[CommitResult]:
+    """Measures commits in interleaved rounds; a run of the same `name` that was interrupted goes on where it stopped."""
     state_file = places.root / ".asv" / _STATE
-    state = {"commits": [commit.sha for commit in commits], "select": options.select, "skip": list(options.skip), "device": device.key}
+    state = {
+        "commits": [commit.sha for commit in commits],
+        "select": options.select,
+        "skip": list(options.skip),
+        "device": device.key,
+        "name": name,
+    }
     done = 0
     if options.resume and _read_state(state_file) == state:
         done = _finished_rounds(places, device, commits)
@@ -252,39 +357,6 @@ def measure_pairs(places: Places, device: Device, commits: Sequence[Commit], opt
     measured = [run.load(places, device, commit) for commit in commits]
     state_file.unlink(missing_ok=True)
     return measured
-
-
-def selected(result: CommitResult, select: str | None, skip: Sequence[str] = ()) -> CommitResult:
-    """Without the rows that the selection left out: asv lists them as skipped, and no process recorded them."""
-    if select is None and not skip:
-        return result
-    return replace(result, rows={key: row for key, row in result.rows.items() if row.records or row.state != "skipped"})
-
-
-def selected_baseline(baseline: Baseline, measured: CommitResult, select: str, skip: Sequence[str] = ()) -> Baseline:
-    """The rows that were measured, and those that should have been: a selected row that is gone is still missed."""
-    kept = {
-        name: row
-        for name, row in baseline.rows.items()
-        if row.key in measured.rows or (not row.control and name not in skip and re.search(select, name) is not None)
-    }
-    return msgspec.structs.replace(baseline, rows=kept)
-
-
-def _told(options: Options, measured: CommitResult, result: GateResult) -> GateResult:
-    """Says in the report what was not measured: a selection's other rows, and rows that launch exactly what the base does."""
-    if options.skip:
-        why = "not measured: it launches exactly what the merge-base does (--skip-identical)"
-        rows = tuple(RowOutcome(key=_key_of(name), verdict=RowVerdict.SKIPPED, reason=why, section="other") for name in options.skip)
-        result = replace(result, rows=(*result.rows, *rows), notices=(*result.notices, f"{len(rows)} rows were {why}."))
-    if options.select is None:
-        return result
-    return replace(result, notices=(*result.notices, f"Only the {len(measured.rows)} rows that {options.select!r} selects were measured."))
-
-
-def _key_of(row_id: str) -> RowKey:
-    benchmark, found, case = row_id.partition("(")
-    return RowKey(benchmark, (case.removesuffix(")"),) if found else ())
 
 
 def _read_state(path: Path) -> object:

@@ -79,14 +79,19 @@ def listed(folder: Path) -> dict[str, Listed]:
         raise InputError(f"The list of rows of {folder} is of another form ({error}); mend its suites.") from error
 
 
-def judged(result: GateResult, repository: Repository, base: Commit, *, select: str | None = None) -> GateResult:
-    """`result` with a MISSING row for each row of `base` that the suites of this checkout have no more, and what else changed in them.
+class Suites(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows that the suites of both commits have."""
 
-    Args:
-        result: The verdict on what was measured; its environment names the device's type.
-        repository: Has `base`, and the suites of the change in its working tree.
-        base: The merge-base.
-        select: Regular expression over row ids: others were not to be measured.
+    before: dict[str, Listed] | None
+    """Of the merge-base; None where they could not be listed."""
+    after: dict[str, Listed]
+    problem: str = ""
+    """Why they could not be listed."""
+
+
+def suites(repository: Repository, base: Commit) -> Suites:
+    """Lists the rows of the merge-base's suites, and those of the suites of the change, in the working tree.
+
     Raises:
         InputError: The suites of the checkout cannot be listed.
     """
@@ -95,9 +100,24 @@ def judged(result: GateResult, repository: Repository, base: Commit, *, select: 
             repository.export(base, SUITES, Path(scratch))
             before = listed(Path(scratch))
     except (UsageError, InputError) as error:
-        return replace(result, notices=(*result.notices, f"The merge-base's rows are not known, so none of them is missed: {error}"))
+        return Suites(None, {}, str(error))
+    return Suites(before, listed(repository.root))
+
+
+def judged(result: GateResult, found: Suites, *, select: str | None = None) -> GateResult:
+    """`result` with a MISSING row for each row of the merge-base that the suites of the change have no more, and what else changed in them.
+
+    Args:
+        result: The verdict on what was measured; its environment names the device's type.
+        found: The rows of both commits.
+        select: Regular expression over row ids: others were not to be measured.
+    """
+    if found.before is None:
+        return replace(
+            result, notices=(*result.notices, f"The merge-base's rows are not known, so none of them is missed: {found.problem}")
+        )
     device_type = str(table(result.environment, "device").get("type") or "")
-    return missed(result, before, listed(repository.root), device_type=device_type, select=select)
+    return missed(result, found.before, found.after, device_type=device_type, select=select)
 
 
 def missed(

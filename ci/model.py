@@ -21,6 +21,7 @@ class RowVerdict(str, Enum):
     PASS = "PASS"
     IMPROVED = "IMPROVED"
     REGRESSED = "REGRESSED"
+    CLEARED = "CLEARED"
     UNCONFIRMED = "UNCONFIRMED"
     NEW = "NEW"
     MISSING = "MISSING"

@@ -20,7 +20,7 @@ from ci.model import Direction
 
 Array = npt.NDArray[np.float64]
 
-EXACT_PAIRS = 14
+EXACT_PAIRS = 28
 """Up to here all 2^n sign vectors are enumerated."""
 MONTE_CARLO_FLIPS = 99_999
 WINSORISED_RUNS = 6
@@ -34,6 +34,10 @@ CENTRE_VARIANCE = 1.3
 SCREEN_ALPHA = 0.10
 POWER_QUANTILE = 0.84
 """Normal quantile of .8, the power at which a smallest detectable regression is published."""
+CLIPPED_MEAN = 1.25
+"""Error of the mean of clipped, heavy-tailed differences, in units of the plain mean's."""
+LAST_LOOK_QUANTILE = 3.3
+"""Normal quantile of half the level over some ten rows: .005 / 10."""
 _CLIP = 2.5 * 1.4826
 
 
@@ -152,23 +156,33 @@ def sign_flip_p(d: Array, *, key: str) -> float:
 
     Args:
         d: [n], differences of ln latency, less the margin that counts as no change.
-        key: Seeds the Monte Carlo flips that stand in for enumeration beyond 14 pairs.
+        key: Seeds the Monte Carlo flips that stand in for enumeration beyond 28 pairs.
     Returns:
-        Exact for n <= 14, with the observed signs among those counted: never under 2^-n, or 1e-5 beyond.
+        Exact for n <= 28, with the observed signs among those counted: never under 2^-n, or 1e-5 beyond.
     """
     clipped = clip_differences(d)
     size, observed = np.abs(clipped), float(clipped.sum())
     # A flip that reproduces the observed sum up to rounding counts as reaching it.
     reach = observed - 1e-12 * max(float(size.sum()), 1e-300)
     if d.size <= EXACT_PAIRS:
-        bits = (np.arange(2**d.size)[:, None] >> np.arange(d.size)) & 1
-        return float(((1 - 2 * bits) @ size >= reach).mean())
+        # Every sum is one of the first half's plus one of the second's: counted in sorted order, not listed.
+        first, second = (_signed_sums(part) for part in np.array_split(size, 2))
+        first.sort()
+        return float((first.size - np.searchsorted(first, reach - second)).sum()) / (first.size * second.size)
     rng = np.random.default_rng(seed_of(key))
-    hits = 0
-    for count in (50_000, MONTE_CARLO_FLIPS - 50_000):
-        signs = 1 - 2 * rng.integers(0, 2, (count, d.size), dtype=np.int8)
-        hits += int((signs @ size >= reach).sum())
-    return (hits + 1) / (MONTE_CARLO_FLIPS + 1)
+    sums = np.zeros(MONTE_CARLO_FLIPS)
+    for part in np.array_split(size, math.ceil(d.size / 12)):
+        known = _signed_sums(part)
+        sums += known[rng.integers(0, known.size, MONTE_CARLO_FLIPS)]
+    return (int((sums >= reach).sum()) + 1) / (MONTE_CARLO_FLIPS + 1)
+
+
+def _signed_sums(size: Array) -> Array:
+    """The sums of `size` under all 2^n choices of signs, [2^n]."""
+    sums = np.zeros(1)
+    for value in size:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
 
 
 def smallest_p(num_pairs: int) -> float:
@@ -239,6 +253,50 @@ def mde80_paired(sd: float, num_pairs: int, *, floor: float, delta0: float, num_
     if level < 2 * 2.0**-num_pairs:
         found = max(found, delta0 + sd * float(stats.norm.ppf(0.8 ** (1 / num_pairs))))
     return math.expm1(min(found, 700.0))
+
+
+def mde80_confirmed(sd: float, nu: float, num_baseline_runs: int, *, process_sd: float, pairs: int, floor: float, delta0: float) -> float:
+    """The regression that a screen and a confirmation in pairs find with probability .8, as a relative change.
+
+    The first run has to screen the row (beyond half its floor, and beyond the .10 tail); then the pairs of the last look have to reach the
+    floor, and reject. With a the predictive SD of one run, b = 1.25 sqrt(2) process_sd / sqrt(pairs) the error of the mean of clipped
+    differences, and 3.3 the normal quantile of the last look's level over some ten rows, in ln latency::
+
+        MDE80 = max[floor/2 + .84 a, (t(.10) + .84) a, floor + .84 b, delta0 + (3.3 + .84) b]
+
+    Args:
+        sd, nu: Moderated SD and degrees of freedom of the row's runs.
+        num_baseline_runs: B.
+        process_sd: SD of ln latency of one process.
+        pairs: Of the last look.
+        floor: Relative effect under which nothing counts as a regression.
+        delta0: Margin in ln latency that counts as no change.
+    """
+    one = predictive_sd(sd, num_baseline_runs, 1)
+    error = CLIPPED_MEAN * math.sqrt(2) * process_sd / math.sqrt(pairs)
+    margin = math.log1p(floor)
+    found = max(
+        margin / 2 + POWER_QUANTILE * one,
+        (float(stats.t.isf(SCREEN_ALPHA, nu)) + POWER_QUANTILE) * one,
+        margin + POWER_QUANTILE * error,
+        delta0 + (LAST_LOOK_QUANTILE + POWER_QUANTILE) * error,
+    )
+    return math.expm1(min(found, 700.0))
+
+
+def within_run_sd(runs: Sequence[Array]) -> float:
+    """SD of ln latency of one process, pooled over runs: what is left of the noise within a run.
+
+    Args:
+        runs: ln latency of the processes of each run.
+    Returns:
+        nan where no run has two processes; never under SMALLEST_SD.
+    """
+    degrees = sum(run.size - 1 for run in runs)
+    if degrees < 1:
+        return math.nan
+    squares = sum(float(((run - run.mean()) ** 2).sum()) for run in runs)
+    return max(math.sqrt(squares / degrees), SMALLEST_SD)
 
 
 def control_deviation(head: Array, baseline: Array) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.errors import UsageError
+from ci.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     import git
@@ -152,6 +152,21 @@ class Repository:
             )
             raise UsageError(f"{base.label} and {head.label} have no common commit in {self.root}: {cure}.")
         return Commit(found[0].hexsha, f"merge-base with {base.label}")
+
+    def first_parent_path(self, good: Commit, bad: Commit) -> list[Commit]:
+        """The commits from `good` to `bad`, both included, along first parents, in the order of history; their labels are their subjects.
+
+        Raises:
+            UsageError: They are the same, or `good` is not on the path.
+        """
+        if good.sha == bad.sha:
+            raise UsageError(f"{good.label} and {bad.label} are the same commit {good.short}: name two ends.")
+        listed = self.repo.git.rev_list("--first-parent", "--reverse", "--parents", f"{good.sha}..{bad.sha}").splitlines()
+        if not listed or good.sha not in listed[0].split()[1:2]:
+            cure = "run `git fetch --unshallow`" if self.is_shallow else f"name a commit that `git log --first-parent {bad.short}` shows"
+            raise UsageError(f"{good.label} ({good.short}) is not on the first-parent path to {bad.label} ({bad.short}): {cure}.")
+        shas = [good.sha, *(line.split()[0] for line in listed)]
+        return [Commit(sha, one_line(str(self.repo.commit(sha).summary))) for sha in shas]
 
     @property
     def is_shallow(self) -> bool:

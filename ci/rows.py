@@ -43,6 +43,7 @@ COMPARED_ROWS = (
     RowVerdict.PASS,
     RowVerdict.IMPROVED,
     RowVerdict.REGRESSED,
+    RowVerdict.CLEARED,
     RowVerdict.UNCONFIRMED,
     RowVerdict.BLIND,
 )

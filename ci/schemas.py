@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from ci.baseline_file import Baseline
+from ci.bisect import BisectFile
+from ci.case import CaseFile
 from ci.compiled_model import CompiledBaseline, CompiledFile
 from ci.jsonio import strict_dumps, write_atomic
 from ci.records import ProcessFile
@@ -22,6 +24,8 @@ _FILES: dict[str, Any] = {
     "process-record.schema.json": ProcessFile,
     "baseline.schema.json": Baseline,
     "verdict.schema.json": VerdictFile,
+    "case.schema.json": CaseFile,
+    "bisect.schema.json": BisectFile,
     "compiled.schema.json": CompiledFile,
     "compiled-baseline.schema.json": CompiledBaseline,
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import stats
 
 from ci import noise
-from ci.model import CommitResult, Direction, RowKey, RowOutcome, RowResult, RowVerdict
+from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
+from ci.references import Reference
 from ci.rows import describe, is_control, mismatch, percent, serving_classes, stateful_outcome
 
 ALPHA = 0.01
@@ -34,30 +35,14 @@ Estimator = Callable[[RowResult], float]
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The accepted runs of one row: `runs` is [B], ln latency of each run."""
-
-    key: RowKey
-    unit: str
-    direction: Direction
-    version: str
-    bottleneck: str
-    timer: str
-    control: bool
-    runs: noise.Array
-    input_hash: str | None = None
-    latency_us: float | None = None
-    tick_us: float | None = None
-    section: str = "other"
-
-
-@dataclass(frozen=True)
 class Judged:
     """Outcomes of all rows, and what they say together."""
 
     rows: list[RowOutcome]
     unfit: str | None
     notices: list[str]
+    spreads: Mapping[RowKey, tuple[float, float]] = field(default_factory=dict)
+    """Moderated SD of a run and its degrees of freedom, of each row that was compared."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +76,13 @@ class _Row:
     @property
     def floor(self) -> float:
         """Relative change under which nothing counts: the largest of 0.5 %, three SDs and two ticks of the timer."""
+        return self.floor_of(self.sd)
+
+    def floor_of(self, sd: float) -> float:
+        """The floor of a difference whose SD is `sd`, in ln latency."""
         reference = self.reference
         ticks = 2 * reference.tick_us / reference.latency_us if reference.tick_us and reference.latency_us else 0.0
-        return max(MIN_FLOOR, FLOOR_SDS * self.sd, ticks)
+        return max(MIN_FLOOR, FLOOR_SDS * sd, ticks)
 
     def error(self, num_head_runs: int) -> float:
         return noise.predictive_sd(self.sd, self.num_base, num_head_runs)
@@ -112,8 +101,21 @@ class _Row:
         return side * self.deviations[0] > self.edge
 
 
-def _serving(bottleneck: str, controls: Sequence[_Row]) -> list[_Row]:
-    return [control for control in controls if control.reference.bottleneck in serving_classes([bottleneck])]
+def _serving(reference: Reference, controls: Sequence[_Row]) -> list[_Row]:
+    """The controls of the row's class, about the level they had in the row's own runs."""
+    return [c for c in _in_set(controls, reference.run_set) if c.reference.bottleneck in serving_classes([reference.bottleneck])]
+
+
+def _in_set(controls: Sequence[_Row], run_set: str) -> list[_Row]:
+    """The controls with their runs in one set; those that the set did not measure are left out."""
+    found = []
+    for control in controls:
+        runs = control.reference.by_set.get(run_set) if control.reference.by_set else control.runs
+        if runs is not None:
+            centre = float(np.median(runs))
+            deviations = tuple(control.centre + d - centre for d in control.deviations)
+            found.append(replace(control, runs=runs, centre=centre, deviations=deviations))
+    return found
 
 
 def _learn_noise(rows: Sequence[_Row]) -> list[_Row]:
@@ -139,13 +141,13 @@ def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: 
     for reference, heads in comparable:
         centre = float(np.median(reference.runs))
         deviations = tuple(estimate(head) - centre for head in heads)
-        raw.append(_Row(reference.key, heads[-1], reference, centre, reference.runs, deviations, 0.0))
+        raw.append(_Row(reference.key, heads[-1] if heads else _unmeasured(reference), reference, centre, reference.runs, deviations, 0.0))
     controls = [row for row in raw if row.reference.control]
     rows, bare = [], set()
     for row in raw:
         if row.reference.control:
             continue
-        serving = _serving(row.reference.bottleneck, controls)
+        serving = _serving(row.reference, controls)
         if not serving:
             bare.add(row.reference.bottleneck or "unknown")
             rows.append(row)
@@ -156,10 +158,24 @@ def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: 
         levels = np.array([[control.centre + d for d in control.deviations] for control in serving])
         shifts = [noise.control_deviation(levels[:, run], stacked) for run in range(levels.shape[1])]
         deviations = tuple(row.centre + d - shift - centre for d, shift in zip(row.deviations, shifts, strict=True))
-        shift = float(np.mean(shifts))
+        shift = float(np.mean(shifts)) if shifts else 0.0
         rows.append(replace(row, centre=centre, runs=runs, deviations=deviations, shift=shift))
     notices = [f"class {name} has no control rows, so a shift of the whole machine shows in its rows" for name in sorted(bare)]
     return _learn_noise(rows), _learn_noise(controls), notices
+
+
+def _unmeasured(reference: Reference) -> RowResult:
+    return RowResult(reference.key, reference.unit, reference.direction, reference.version, "skipped")
+
+
+def two_run_floors(references: Iterable[Reference]) -> dict[RowKey, float]:
+    """The smallest relative change of latency that counts between two single runs, by the noise that `judge` learns of the references.
+
+    As a row's floor, but with the SD of a difference of two runs, which is sqrt(2) times that of one: neither side is known better than
+    the other, as a reference of several runs is. A caller who does not take control shifts off needs runs that were interleaved.
+    """
+    rows, controls, _ = _numbers([(reference, []) for reference in references], lambda row: math.nan)
+    return {row.key: row.floor_of(math.sqrt(2) * row.sd) for row in (*rows, *controls)}
 
 
 def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
@@ -168,9 +184,11 @@ def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
     Only controls that serve a compared row decide: one of a class without rows (a matrix product at the power limit, say) shows the
     machine to the reader and says nothing of the rows.
     """
-    used = serving_classes(row.reference.bottleneck for row in rows)
-    for name in sorted({control.reference.bottleneck for control in controls} & used):
-        group = [control for control in controls if control.reference.bottleneck == name]
+    used = sorted({(row.reference.run_set, name) for row in rows for name in serving_classes([row.reference.bottleneck])})
+    for run_set, name in used:
+        group = [control for control in _in_set(controls, run_set) if control.reference.bottleneck == name]
+        if not group:
+            continue
         limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * float(np.median([control.sd for control in group])))
         for run in range(len(group[0].deviations)):
             moved = float(np.median([control.deviations[run] for control in group]))
@@ -213,7 +231,7 @@ def _verdict(row: _Row, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
     if not row.screened(1) and row.z <= row.edge:
         return RowVerdict.PASS, f"{size}, within the band"
     if num_head > 1 and math.expm1(row.z + CLEARED_SDS * row.error(num_head)) < row.floor:
-        return RowVerdict.PASS, f"cleared: {size} over {num_head} runs, under the floor of {percent(row.floor)}"
+        return RowVerdict.CLEARED, f"{size} over {num_head} runs, under the floor of {percent(row.floor)}"
     why = "chance is not excluded" if num_head > 1 else "a second run has to confirm it"
     return RowVerdict.UNCONFIRMED, f"{size}, beyond the screen's band, but {why}"
 
@@ -276,14 +294,16 @@ def judge(
     *,
     estimate: Estimator,
     incomparable: Mapping[RowKey, str] | None = None,
+    pairs: int | None = None,
 ) -> Judged:
-    """Judges one or two runs of a commit against reference runs.
+    """Judges runs of a commit against reference runs.
 
     Args:
-        heads: Runs of one commit, in the order of measurement. One is tested alone; the mean of two is tested at its smaller error.
-        references: Accepted runs of each row; controls and rows have the same runs, in the same order.
+        heads: Runs of one commit, in the order of measurement. One is tested alone; the mean of several at its smaller error.
+        references: Accepted runs of each row; a row and the controls of its set have the same runs, in the same order.
         estimate: ln latency of a row in one run.
         incomparable: Rows that the reference knows in another form only, with the reason.
+        pairs: Pairs of the last look of the confirmation that screened rows go through; None where a second run has to confirm them.
     Returns:
         An outcome of every row that either side has.
     """
@@ -319,7 +339,7 @@ def judge(
     slow = noise.holm([row.p_value(1) for row in rows], ALPHA)
     fast = noise.holm([row.p_value(-1) for row in rows], ALPHA)
     for row, rejected_slow, rejected_fast in zip(rows, slow, fast, strict=True):
-        mde80 = noise.mde80_baseline(row.sd, row.nu, row.num_base, floor=row.floor, num_rows=len(rows), alpha=ALPHA)
+        mde80 = _mde80(row, len(rows), pairs)
         outcomes.append(_outcome(row, bool(rejected_slow), bool(rejected_fast), mde80))
     outcomes.extend(_control_outcome(row) for row in controls)
     few = [row for row in rows if row.num_base < MIN_LEARNED_RUNS]
@@ -328,7 +348,17 @@ def judge(
             f"{len(few)} row(s) have fewer than {MIN_LEARNED_RUNS} reference runs, of which no noise can be learned; "
             f"an SD of {100 * noise.DECLARED_SD:.0f} % is declared for them"
         )
-    return Judged(outcomes, _unfit(rows, controls), notices)
+    return Judged(outcomes, _unfit(rows, controls), notices, {row.key: (row.sd, row.nu) for row in rows})
+
+
+def _mde80(row: _Row, num_rows: int, pairs: int | None) -> float:
+    """The smallest regression that is found with probability .8, by the way that would confirm it."""
+    if pairs is None:
+        return noise.mde80_baseline(row.sd, row.nu, row.num_base, floor=row.floor, num_rows=num_rows, alpha=ALPHA)
+    reference = row.reference
+    process_sd = row.sd if math.isnan(reference.process_sd) else reference.process_sd
+    floor = max(row.floor, reference.pair_floor)
+    return noise.mde80_confirmed(row.sd, row.nu, row.num_base, process_sd=process_sd, pairs=pairs, floor=floor, delta0=reference.delta0)
 
 
 _GRAVITY = (
@@ -346,4 +376,4 @@ def _why_not(row: RowResult, reference: Reference) -> str | None:
     return mismatch(row, reference.unit, reference.version, reference.control, reference.input_hash)
 
 
-__all__ = ["ALPHA", "SCREENED", "Judged", "Reference", "is_control", "judge"]
+__all__ = ["ALPHA", "SCREENED", "Judged", "Reference", "is_control", "judge", "two_run_floors"]

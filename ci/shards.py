@@ -17,20 +17,19 @@ from typing import Annotated, Literal
 import msgspec
 from rich.console import Console
 
+from ci import case as cases
 from ci import gate as gating
 from ci import lost_rows, run
-from ci.compare import compare_baseline
-from ci.confirm import compare_pairs
+from ci.case import CaseFile, Sha
 from ci.errors import InputError, UsageError
 from ci.jsonio import read_json, strict_dumps, write_atomic
-from ci.merge import load_all_kept, load_kept, merge_runs
+from ci.merge import load_kept, merge_runs
 from ci.model import GateResult
 from ci.repo import Commit, Repository
 from ci.run import RunPlan
 
 SCHEMA_ID: Literal["rapid_llm/shard/1"] = "rapid_llm/shard/1"
 FILE_NAME = "shard.json"
-Sha = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
 _RUNS = 2
 """Runs of a commit that is held against a stored baseline: a shard cannot know whether the others saw something suspicious."""
 
@@ -183,32 +182,33 @@ def verdict(root: Path, folders: Sequence[Path], directory: Path) -> GateResult:
     for name in names:
         shutil.rmtree(directory / "runs" / name, ignore_errors=True)
         merge_runs([folder / "runs" / name for _, folder in shards if (folder / "runs" / name).is_dir()], directory / "runs" / name)
-    result = _judged(root, first, [directory / "runs" / name for name in names])
-    if first.mode != "aa":
-        result = lost_rows.judged(result, Repository(root), Commit(first.base, first.base[:12]), select=first.select)
-    notices = [*(notice for shard, _ in shards for notice in shard.notices), *result.notices]
-    if first.count > 1:
-        notices.append(f"Measured in {first.count} shards, each with all rows and the controls of its own GPU.")
-    return replace(
-        result, notices=tuple(dict.fromkeys(notices)), created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    case = CaseFile(
+        mode=first.mode,
+        confirm="runs",
+        device=first.device,
+        base=first.base,
+        head=first.head,
+        select=first.select,
+        notices=list(dict.fromkeys(notice for shard, _ in shards for notice in shard.notices)),
+        suites=None if first.mode == "aa" else lost_rows.suites(Repository(root), Commit(first.base, first.base[:12])),
+        shards=first.count,
+        created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
     )
+    if first.mode == "baseline":
+        _check_runs(root, first, directory, names)
+    elif names != ["pairs"]:
+        raise InputError(f"The shards hold {', '.join(names) or 'nothing'} and not one comparison in pairs: measure them again.")
+    cases.write(case, directory)
+    return cases.judge(directory)
 
 
-def _judged(root: Path, shard: ShardFile, runs: Sequence[Path]) -> GateResult:
-    if shard.mode != "baseline":
-        if len(runs) != 1:
-            raise InputError(f"The shards hold {len(runs)} comparisons, not one: measure them again.")
-        by_commit = {result.commit: gating.selected(result, shard.select) for result in load_all_kept(runs[0])}
-        if set(by_commit) != {shard.base, shard.head}:
-            raise InputError(f"{runs[0]} does not hold the two commits of the comparison: measure the shards again.")
-        return compare_pairs(by_commit[shard.base], by_commit[shard.head], mode=shard.mode, device=shard.device)
-    if len(runs) != _RUNS:
-        raise InputError(f"The shards hold {len(runs)} runs, and {_RUNS} are needed: measure the missing shards.")
-    measured = [gating.selected(load_kept(folder), shard.select) for folder in runs]
+def _check_runs(root: Path, shard: ShardFile, directory: Path, names: Sequence[str]) -> None:
+    """Refuses shards that lack a run, and puts the stored baseline beside the others."""
+    if names != [str(number) for number in range(1, _RUNS + 1)]:
+        raise InputError(f"The shards hold {len(names)} runs, and {_RUNS} are needed: measure the missing shards.")
     repository = Repository(root)
-    baseline = gating.baseline_of(repository, Commit(repository.commit(shard.tip).sha, shard.tip[:12]), measured[0].machine)
-    if baseline is None:
-        raise InputError(f"The shards were measured for a stored baseline, and {shard.tip[:12]} has none of {measured[0].machine}.")
-    if shard.select:
-        baseline = gating.selected_baseline(baseline, measured[0], shard.select)
-    return compare_baseline(measured, baseline, base=shard.base, head=shard.head, device=shard.device)
+    machine = load_kept(directory / "runs" / "1").machine
+    content = repository.read(Commit(repository.commit(shard.tip).sha, shard.tip[:12]), f"baselines/{machine}.json")
+    if content is None:
+        raise InputError(f"The shards were measured for a stored baseline, and {shard.tip[:12]} has none of {machine}.")
+    write_atomic(directory / cases.BASELINE_NAME, content.decode("utf-8"))

@@ -22,6 +22,9 @@ Cell = tuple[str, str, int]
 class Higher(float):
     """A result of which more is better: a marker, arithmetic unchanged."""
 
+    factor: float | None = None
+    """The row's own factor, where `ci.plugins.bands` knows one."""
+
 
 class Exact(float):
     """A result without noise, of which less is better."""
@@ -75,7 +78,7 @@ def _cells(results: Iterable[tuple[Any, ...]]) -> dict[Cell, Any]:
     return cells
 
 
-def _print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float, split: bool, **kwargs: Any) -> Any:
+def print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float, split: bool, **kwargs: Any) -> Any:
     known = Benchmarks.load(conf)
     _seen.higher = {name for name, benchmark in known.items() if higher_is_better(benchmark)}
     _seen.exact = {name for name, benchmark in known.items() if benchmark.get("exact")}
@@ -85,7 +88,7 @@ def _print_table(cls: Any, /, conf: Any, hash_1: str, hash_2: str, factor: float
     return _original_table(cls, conf, hash_1, hash_2, factor, split, **kwargs)
 
 
-def _unroll(name: str, params: Any, *values: Any) -> Iterator[tuple[Any, ...]]:
+def unroll(name: str, params: Any, *values: Any) -> Iterator[tuple[Any, ...]]:
     for label, value, *rest in _original_unroll(name, params, *values):
         yield (label, _marked(name, value), *rest)
 
@@ -98,7 +101,7 @@ def _marked(name: str, value: Any) -> Any:
     return Higher(value) if name in _seen.higher else value
 
 
-def _better(a: Any, b: Any, a_stats: Any, b_stats: Any, factor: float, use_stats: bool = True) -> bool:
+def better(a: Any, b: Any, a_stats: Any, b_stats: Any, factor: float, use_stats: bool = True) -> bool:
     """asv's rule on the reciprocals of throughputs; the rank test between the samples has no direction."""
     if isinstance(a, Exact) and isinstance(b, Exact):
         return float(a) > float(b) if isinstance(a, ExactHigher) else float(a) < float(b)
@@ -137,9 +140,9 @@ def _continuous(cls: Any, /, conf: Any, **kwargs: Any) -> Any:
 
 
 def setup() -> None:
-    compare.Compare.print_table = classmethod(_print_table)
-    compare.unroll_result = _unroll
-    compare._is_result_better = _better
+    compare.Compare.print_table = classmethod(print_table)
+    compare.unroll_result = unroll
+    compare._is_result_better = better
     for module in (util, compare, runner):
         if hasattr(module, "human_value"):
             module.human_value = _human_value

@@ -259,4 +259,4 @@ def tones() -> dict[str, str]:
     """Names the look of each verdict of rows and runs: ``bad``, ``warn``, ``good``, ``plain``; the word is by it."""
     looks = {verdict.value: "plain" for verdict in RowVerdict} | {verdict.value: "bad" for verdict in RunVerdict}
     looks |= {verdict.value: "bad" if verdict in FAILING else "warn" for verdict in ATTENTION}
-    return looks | {"PASS": "good", "IMPROVED": "good"}
+    return looks | {"PASS": "good", "CLEARED": "good", "IMPROVED": "good"}

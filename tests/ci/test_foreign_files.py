@@ -68,12 +68,12 @@ def test_a_process_is_named_by_a_plain_name(tmp_path: Path, process: str) -> Non
 
 
 def test_a_machine_code_is_named_by_a_plain_name(tmp_path: Path) -> None:
-    places = Places(tmp_path)
-    (tmp_path / ".asv" / "compiled" / "sass").mkdir(parents=True)
-    (tmp_path / ".asv" / "compiled" / "sass" / "c0.txt").write_text("MOV", encoding="utf-8")
-    (tmp_path / ".asv" / "secret.txt").write_text("secret", encoding="utf-8")
-    assert compiled_run.listing(places, "c0") == "MOV"
-    assert compiled_run.listing(places, "../../secret") is None
+    folder = tmp_path / "compiled" / "sass"
+    folder.mkdir(parents=True)
+    (folder / "c0.txt").write_text("MOV", encoding="utf-8")
+    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+    assert compiled_run.listing(folder, "c0") == "MOV"
+    assert compiled_run.listing(folder, "../../secret") is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gate_builders import HEAD_COMMIT, a_baseline, a_run, without_row
 from rich.console import Console
 
 from asv_bench import microbench
+from ci import case as cases
 from ci import gate
 from ci.compare import compare_baseline
 from ci.errors import UsageError
@@ -45,7 +46,7 @@ def test_a_selected_row_that_is_gone_is_still_missed() -> None:
     baseline = a_baseline(5)
     head = without_row(a_run(1, commit=HEAD_COMMIT), "decode_b")
     kept = {key: row for key, row in head.rows.items() if re.search("decode_[ab]|control", str(key))}
-    selected = gate.selected_baseline(baseline, replace(head, rows=kept), "decode_[ab]")
+    selected = cases.selected_baseline(baseline, replace(head, rows=kept), "decode_[ab]")
     assert {row.key for row in selected.rows.values()} == {
         RowKey(n) for n in ("decode_a", "decode_b", "control_0", "control_1", "control_2")
     }
@@ -56,17 +57,17 @@ def test_rows_that_a_selection_left_out_are_no_skips_of_the_report() -> None:
     key = RowKey("decode_a")
     skipped = replace(head.rows[key], state="skipped", samples=(), records=(), reason="not selected")
     result = replace(head, rows={**head.rows, key: skipped})
-    assert key in gate.selected(result, None).rows
-    assert key not in gate.selected(result, "decode_b").rows
+    assert key in cases.selected(result, None).rows
+    assert key not in cases.selected(result, "decode_b").rows
 
 
 def test_rows_that_launch_the_same_are_left_out_listed_and_counted() -> None:
     baseline = a_baseline(5)
     head = without_row(a_run(1, commit=HEAD_COMMIT), "decode_b")
-    options = gate.Options(Path("report"), skip_identical=True, skip=("decode_b",))
-    kept = gate.selected_baseline(baseline, head, "", options.skip)
+    case = cases.CaseFile(mode="baseline", device="x", base="a" * 40, head="b" * 40, skip=["decode_b"], created_at="")
+    kept = cases.selected_baseline(baseline, head, "", case.skip)
     assert "decode_b" not in kept.rows
-    result = gate._told(options, head, compare_baseline([head], kept))
+    result = cases._told(case, head, compare_baseline([head], kept))
     (skipped,) = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
     assert str(skipped.key) == "decode_b"
     assert "launches exactly what the merge-base does" in skipped.reason
@@ -75,7 +76,7 @@ def test_rows_that_launch_the_same_are_left_out_listed_and_counted() -> None:
 
 
 def test_a_row_id_becomes_the_key_that_its_row_has() -> None:
-    assert gate._key_of("bench_a.B.track_c(decode B=1 (x))") == RowKey("bench_a.B.track_c", ("decode B=1 (x)",))
+    assert cases._key_of("bench_a.B.track_c(decode B=1 (x))") == RowKey("bench_a.B.track_c", ("decode B=1 (x)",))
 
 
 @pytest.mark.parametrize(("text", "stale"), [('PROTOCOL = "t1"', False), ('PROTOCOL = "t2"', True), ("", False)])

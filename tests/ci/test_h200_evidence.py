@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from ci import baseline as baselines
-from ci.baseline_file import load_waivers
+from ci.baseline_file import OLD_SCHEMA_ID, load_waivers
+from ci.baseline_record import gathered
 from ci.compare import compare_baseline
+from ci.errors import BaselineError
 from ci.model import CommitResult, GateResult, ProcessRecord, RowResult, RowVerdict, RunVerdict
 from ci.results import load_commit, read_tree
 from ci.tables import table
@@ -31,24 +35,31 @@ def test_the_table_of_the_docs_is_the_one_that_its_command_prints(root: Path) ->
     assert page.partition("\n---\n\n")[2] == table(_runs(root))
 
 
-def test_the_baseline_is_recorded_from_the_committed_runs(root: Path) -> None:
-    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+def _loaded(root: Path) -> list[CommitResult]:
     runs = []
     for folder in _runs(root):
         tree = read_tree(folder / "results")
         (machine,) = tree.machines
         (found,) = tree.commits(machine)
         runs.append(load_commit(folder / "results", machine, found.commit, records_dir=folder / "records"))
-    again = baselines.record(
-        runs,
-        reason=stored.reason,
-        accepted_by=stored.accepted_by,
-        waivers=load_waivers(root / "baselines" / "NVIDIA_H200.waivers.json"),
-    )
-    assert baselines.to_json(again) == (root / "baselines" / "NVIDIA_H200.json").read_text(encoding="utf-8")
+    return runs
+
+
+def test_the_baseline_holds_the_committed_runs_and_a_file_of_the_first_schema_still_loads(root: Path) -> None:
+    path = root / "baselines" / "NVIDIA_H200.json"
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == OLD_SCHEMA_ID
+    stored = baselines.load(path)
+    again = gathered(_loaded(root), reason=stored.reason, accepted_by=stored.accepted_by, allow_single_boot=False)
+    assert msgspec.structs.replace(again, waivers=load_waivers(root / "baselines" / "NVIDIA_H200.waivers.json")) == stored
     assert len(stored.runs) >= 5
     assert len({run.boot for run in stored.runs}) >= 3
     assert {run.commit[:12] for run in stored.runs} == {COMMIT}
+
+
+def test_one_of_its_runs_would_be_refused_today_for_its_host_control(root: Path) -> None:
+    """It was recorded before runs were held against each other; the host of run 2 took 1.5 times as long for the control row."""
+    with pytest.raises(BaselineError, match=r"boot1-2.*run 2 of 5, can never become part of a baseline: .*class host moved by \+46\.9 %"):
+        baselines.record(_loaded(root), accepted_by="A")
 
 
 def test_the_planted_slowdown_was_found_in_every_write_row_and_nowhere_else(root: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 
@@ -177,6 +179,98 @@ def test_throughput_and_runtime_give_opposite_signs_and_one_verdict(tree: Result
             for metric in slower
         }
         assert (values["track_gpointss"][1] < values["track_gpointss"][0]) == (values["track_runtime"][1] > values["track_runtime"][0])
+
+
+def value(commit: CommitResult, kernel: str, metric: str) -> float:
+    """The one value of a kernel's metric."""
+    (found,) = [row.samples[0] for key, row in commit.rows.items() if f".{kernel}.{metric}" in key.benchmark]
+    return found
+
+
+def test_the_bad_runner_takes_every_throughput_row_down_and_they_come_back(tree: ResultsTree) -> None:
+    """Finding 1, in numbers: jacobian-adjoint 27.0 -> 2.28 -> 27.2 gflop/s; the rows fall to .08 to .70 of the commit before.
+
+    Of the commit after them tti-adjoint counts fewer flops, and reads .87.
+    """
+    known = commits(tree, ACC)
+    before, bad, after = (known[name] for name in ("4f7b31a9", "c3eaad27", "6ab2c036"))
+    kernel = "IsotropicAcousticJacobianAdjoint"
+    assert [value(side, kernel, "track_gflopss") for side in (before, bad, after)] == pytest.approx([27.0, 2.28, 27.2], abs=0.05)
+    kernels = {key.benchmark.split(".")[1] for key in bad.rows if key.benchmark.endswith("track_gflopss")}
+    shares = [value(bad, name, "track_gflopss") / value(before, name, "track_gflopss") for name in kernels if has(before, name)]
+    back = [value(after, name, "track_gflopss") / value(before, name, "track_gflopss") for name in kernels if has(before, name)]
+    assert len(shares) == 11
+    assert (min(shares), max(shares)) == pytest.approx((0.085, 0.696), abs=0.002)
+    assert all(0.87 < share < 1.17 for share in back)
+
+
+def has(commit: CommitResult, kernel: str) -> bool:
+    return any(f".{kernel}.track_gflopss" in key.benchmark for key in commit.rows)
+
+
+@pytest.mark.parametrize(("machine", "low", "high"), [(ACC, 1.16, 1.195), (OMP, 1.9, 1.97)])
+@pytest.mark.parametrize("head", ["1ee45cee", "6d7bbfea"])
+def test_the_improvement_has_its_size(tree: ResultsTree, machine: str, head: str, low: float, high: float) -> None:
+    """Finding 3: tti-adjoint in gflop/s against bd92e5a7, 1.17 to 1.19 times on acc, about 1.9 times on omp."""
+    known = commits(tree, machine)
+    ratio = value(known[head], "TTIAcousticAdjoint", "track_gflopss") / value(known[LAST_GOOD], "TTIAcousticAdjoint", "track_gflopss")
+    assert low < ratio < high
+
+
+@pytest.mark.parametrize("machine", [ACC, OMP])
+def test_no_row_of_a_flat_machine_is_under_its_share(tree: ResultsTree, machine: str) -> None:
+    """Finding 2, case 10: at the commits of the regression no row of either single-GPU configuration is under .94 of bd92e5a7."""
+    known = commits(tree, machine)
+    kernels = {key.benchmark.split(".")[1] for key in known[LAST_GOOD].rows if key.benchmark.endswith("track_gflopss")}
+    assert len(kernels) == 12
+    shares = [
+        value(known[head], kernel, "track_gflopss") / value(known[LAST_GOOD], kernel, "track_gflopss")
+        for kernel in kernels
+        for head in LATER
+    ]
+    assert min(shares) > 0.94
+
+
+def test_throughput_and_runtime_of_neighbouring_commits_agree_but_where_the_work_changed(tree: ResultsTree) -> None:
+    """Finding 4, over the whole tree: slower, faster or within 10 % by either metric, but for two commits that changed the flop count."""
+    found: Counter[tuple[str, str] | None] = Counter()
+
+    def side(ratio: float) -> int:
+        return int(ratio > 1.1) - int(ratio < 0.9)
+
+    for machine in tree.machines:
+        known = list(commits(tree, machine).values())
+        for before, after in itertools.pairwise(known):
+            tables = [{(key.benchmark, key.params): row.samples[0] for key, row in commit.rows.items()} for commit in (before, after)]
+            for name, params in set(tables[0]) & set(tables[1]):
+                clock = (name.replace("track_gflopss", "track_runtime"), params)
+                if name.endswith("track_gflopss") and all(clock in table for table in tables):
+                    flops = tables[1][name, params] / tables[0][name, params]
+                    runtime = tables[0][clock] / tables[1][clock]
+                    found[None if side(flops) == side(runtime) else (before.commit[:8], after.commit[:8])] += 1
+    assert found == {None: 1737, ("c3eaad27", "6ab2c036"): 24, ("46cd3b99", "1ee45cee"): 3}
+    changed = commits(tree, MULTI)
+    old, new = changed["46cd3b99"], changed["1ee45cee"]
+    assert value(new, "TTIAcousticAdjoint", "track_runtime") / value(old, "TTIAcousticAdjoint", "track_runtime") == pytest.approx(
+        0.73, abs=0.01
+    )
+    assert value(new, "TTIAcousticAdjoint", "track_gflopss") / value(old, "TTIAcousticAdjoint", "track_gflopss") == pytest.approx(
+        1.05, abs=0.01
+    )
+
+
+@pytest.mark.parametrize(("machine", "low", "high"), [(ACC, 1.74, 5.24), (OMP, 2.92, 9.43), (MULTI, 0.42, 45.8)])
+def test_the_noise_of_the_rows_differs_by_machine(tree: ResultsTree, machine: str, low: float, high: float) -> None:
+    """Case 10: 1.4826 MAD of a row's commits up to bd92e5a7, in per cent of their median; no band serves a hundredfold range."""
+    known = commits(tree, machine)
+    names = list(known)
+    history = [known[name] for name in names[: names.index(LAST_GOOD) + 1]]
+    spreads = []
+    for kernel in {key.benchmark.split(".")[1] for key in known[LAST_GOOD].rows if key.benchmark.endswith("track_gflopss")}:
+        values = [value(commit, kernel, "track_gflopss") for commit in history if has(commit, kernel)]
+        middle = statistics.median(values)
+        spreads.append(148.26 * statistics.median(abs(v - middle) for v in values) / middle)
+    assert (min(spreads), max(spreads)) == pytest.approx((low, high), rel=0.01)
 
 
 def test_a_history_says_what_it_does_not_know(tree: ResultsTree) -> None:

@@ -32,10 +32,14 @@ class Project:
 
     def write_twice(self) -> None:
         """Makes every KV write really do its work twice."""
+        self.write_times(2)
+
+    def write_times(self, times: int) -> None:
+        """Makes every KV write really do its work several times."""
         file = self.path / PLANT_FILE
         text = file.read_text(encoding="utf-8")
         assert text.count(PLANT_LINE) == 1, "the line that the plant doubles has moved"
-        file.write_text(text.replace(PLANT_LINE, PLANT_LINE * 2), encoding="utf-8")
+        file.write_text(text.replace(PLANT_LINE, PLANT_LINE * times), encoding="utf-8")
 
     def run(self, *command: str, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
         known = {**os.environ, "RAPID_LLM_BENCH_DEVICE": "cpu", **env}

@@ -39,7 +39,7 @@ def test_a_planted_slowdown_is_a_regression_of_the_gate_and_of_asv(project: Proj
     project.write_twice()
     head = project.commit("write twice")
 
-    done = project.ci("gate", "--select", SELECT)
+    done = project.ci("gate", "--select", SELECT, "--pairs", "8")
     assert done.returncode == 1, done.stdout + done.stderr
     data = _verdict(project, root)
     assert data["mode"] == "ab"
@@ -68,8 +68,8 @@ def test_the_same_change_reversed_is_an_improvement(project: Project, root: Path
     project.git("checkout", "-q", "-b", "once")
     project.git("revert", "--no-edit", "HEAD")
 
-    # One row at nine pairs: the sign-flip test still decides when one pair is turned by the machine's noise.
-    done = project.ci("gate", "--select", "KVWritePrefill.*T=512 float16", "--pairs", "9", "--no-compiled")
+    # One row at eight pairs: the sign-flip test still decides when one pair is turned by the machine's noise.
+    done = project.ci("gate", "--select", "KVWritePrefill.*T=512 float16", "--pairs", "8", "--no-compiled")
     assert done.returncode == 0, done.stdout + done.stderr
     data = _verdict(project, root)
     (row,) = [row for row in data["rows"] if row["verdict"] == "IMPROVED"]

@@ -24,7 +24,10 @@ COMMAND = ("gate", "--select", "Allocator.*bump", "--pairs", "6", "--no-compiled
 THREE_ROWS = ("gate", "--select", "Allocator", "--pairs", "6", "--no-compiled")
 
 
-def whole_files(project: Project) -> dict[str, int]:
+ALLOCATOR = "bench_kv_write.Allocator.track_calls"
+
+
+def whole_files(project: Project, benchmark: str = ALLOCATOR) -> dict[str, int]:
     """Samples by file of asv's results; every JSON file that is there has to be whole."""
     counts = {}
     for path in sorted((project.path / ".asv").glob("*/**/*.json")):
@@ -32,7 +35,7 @@ def whole_files(project: Project) -> dict[str, int]:
             continue
         data = json.loads(path.read_text(encoding="utf-8"))
         if path.parent.parent.name == "results" and path.name != "machine.json":
-            columns = dict(zip(data["result_columns"], data["results"]["bench_kv_write.Allocator.track_calls"], strict=False))
+            columns = dict(zip(data["result_columns"], data["results"][benchmark], strict=False))
             counts[path.name] = len(columns["samples"][0] or [])
     return counts
 
@@ -53,11 +56,11 @@ def _children_of(session: int) -> list[int]:
     return found
 
 
-def killed_at(project: Project, command: Sequence[str], delay_s: float, mark: int, *, everything: bool) -> bool:
+def killed_at(project: Project, command: Sequence[str], delay_s: float, mark: int, *, everything: bool, device: str = "cpu") -> bool:
     """Starts the gate and kills it after a while, without warning: with all its processes, or alone. Whether it was still running."""
-    env = {**os.environ, "RAPID_LLM_BENCH_DEVICE": "cpu", "MARK_OF_THIS_TEST": str(mark)}
+    env = {**os.environ, "RAPID_LLM_BENCH_DEVICE": device, "MARK_OF_THIS_TEST": str(mark)}
     gate = subprocess.Popen(
-        [sys.executable, "-m", "ci", *COMMAND], cwd=project.path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "ci", *command], cwd=project.path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     time.sleep(delay_s)
     running = gate.poll() is None
@@ -72,7 +75,7 @@ def killed_at(project: Project, command: Sequence[str], delay_s: float, mark: in
                 continue
         if not everything:
             # The asv of the killed gate still measures: the next gate says so instead of measuring at the same time.
-            refused = project.ci(*command)
+            refused = project.ci(*command, RAPID_LLM_BENCH_DEVICE=device)
             if _children_of(mark):
                 assert refused.returncode == 2, refused.stdout + refused.stderr
                 assert "asv of one that was killed" in refused.stderr
@@ -82,17 +85,19 @@ def killed_at(project: Project, command: Sequence[str], delay_s: float, mark: in
     return running
 
 
-def kill_at_random(project: Project, command: Sequence[str], moments: int, seed: int) -> int:
+def kill_at_random(
+    project: Project, command: Sequence[str], moments: int, seed: int, *, device: str = "cpu", benchmark: str = ALLOCATOR
+) -> int:
     """Kills gates at random moments and checks after each what is left; returns how many were killed while they ran."""
     draw = random.Random(seed)
     killed, before = 0, {}
     for number in range(moments):
-        killed += killed_at(project, command, draw.uniform(0.2, 9.0), number, everything=number % 3 != 2)
+        killed += killed_at(project, command, draw.uniform(0.2, 9.0), number, everything=number % 3 != 2, device=device)
         if (project.path / "report" / "verdict.json").exists():
             # It came to its end before the kill: the next one starts anew.
             before = {}
             continue
-        after = whole_files(project)
+        after = whole_files(project, benchmark)
         assert all(after.get(name, 0) >= count for name, count in before.items()), "finished rows are lost"
         before = after
     return killed

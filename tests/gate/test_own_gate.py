@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ci import case as cases
 from ci import gate, lost_rows
-from ci.baseline_file import to_json
+from ci.baseline_file import load, to_json
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.repo import Commit, Repository
 from tests.gate.conftest import Project
@@ -78,10 +79,10 @@ def test_what_weakens_the_gate_is_named_for_review(change: Project, name: str) -
     head, tip = repository.head(), repository.base(None)
     notices = repository.review_notices(repository.merge_base(tip, head), head)
     assert any(notice.startswith(f"The change touches {what}") for notice in notices), notices
-    stored = gate.baseline_of(repository, tip, "NVIDIA_H200")
+    stored = gate.stored_baseline(repository, tip, "NVIDIA_H200")
     assert stored is not None
-    assert stored.waivers == []
-    assert stored == a_baseline(5)
+    assert load(stored).waivers == []
+    assert load(stored) == a_baseline(5)
 
 
 PASSED = GateResult(
@@ -100,7 +101,7 @@ PASSED = GateResult(
 def _judged(change: Project) -> GateResult:
     change.commit("change")
     repository = Repository(change.path)
-    return lost_rows.judged(PASSED, repository, Commit(change.git("rev-parse", "main"), "merge-base"))
+    return lost_rows.judged(PASSED, lost_rows.suites(repository, Commit(change.git("rev-parse", "main"), "merge-base")))
 
 
 def test_an_unchanged_suite_loses_no_row(change: Project) -> None:
@@ -121,7 +122,8 @@ def test_a_deleted_suite_is_missed_without_a_baseline(change: Project) -> None:
 
 def test_the_gate_itself_ends_with_3_for_a_deleted_suite(change: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command, with the measuring left out: what was measured passes, and what is gone does not."""
-    monkeypatch.setattr(gate, "_against_merge_base", lambda *_: PASSED)
+    monkeypatch.setattr(gate, "_measure_pairs", lambda *_: None)
+    monkeypatch.setattr(cases, "_in_pairs", lambda *_: PASSED)
     monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
     options = gate.Options(change.path / "report", compiled=False)
     assert gate.gate(change.path, options, Console(quiet=True)).exit_code == 0
@@ -156,5 +158,7 @@ def test_a_baseline_of_the_change_alone_is_no_baseline(change: Project) -> None:
     (change.path / "baselines" / "OTHER.json").write_text(to_json(a_baseline(5)), encoding="utf-8")
     change.commit("its own")
     repository = Repository(change.path)
-    assert gate.baseline_of(repository, repository.base(None), "OTHER") is None
-    assert msgspec.to_builtins(gate.baseline_of(repository, repository.head(), "OTHER")) == msgspec.to_builtins(a_baseline(5))
+    assert gate.stored_baseline(repository, repository.base(None), "OTHER") is None
+    own = gate.stored_baseline(repository, repository.head(), "OTHER")
+    assert own is not None
+    assert msgspec.to_builtins(load(own)) == msgspec.to_builtins(a_baseline(5))

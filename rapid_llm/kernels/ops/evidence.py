@@ -1,6 +1,6 @@
 """What was measured and verified on a device, read from its baseline file for `dispatch()`.
 
-The file is `baselines/<device>.json` (schema: rapid_llm/baseline/1); nothing of what wrote it is imported. Times stand there in
+The file is `baselines/<device>.json` (schemas: rapid_llm/baseline/2 and 1); nothing of what wrote it is imported. Times stand there in
 microseconds and become milliseconds here, once (`_MS_PER_US`).
 
 Which recorded case speaks for a request: of the cases that were recorded for the operation with exactly its dtypes, its buffer layout and
@@ -19,7 +19,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from rapid_llm.kernels.ops.spec import GoldenRecord, KernelSpec, Measurement, Re
 
 __all__ = ["Evidence", "RecordedCase", "device_name_here", "install_evidence", "load_evidence", "parse_label", "record_goldens"]
 
-_SCHEMA = "rapid_llm/baseline/1"
-_RECORD_SCHEMA = "rapid_llm/process-record/1"
+_SCHEMAS = ("rapid_llm/baseline/2", "rapid_llm/baseline/1")
+_RECORD_SCHEMAS = ("rapid_llm/process-record/1",)
 _MS_PER_US = 1e-3
 _MAX_RATIO = 4.0
 _UNIT_TOLERANCE = 1e-3
@@ -115,7 +115,7 @@ class Evidence:
         device_type, capability: As of `Request`.
         latency_ms: By case label, then KernelSpec name: the case, and the median of all processes in milliseconds.
         golden: By KernelSpec name: the largest difference over all of its rows.
-        commit: Of the measured code.
+        commit: Of the code that the last of the accepted runs measured.
         measured_at: When the last of the accepted runs began, UTC.
     """
 
@@ -149,7 +149,7 @@ def load_evidence(path: str | Path) -> Evidence:
     Raises:
         EvidenceError: The file cannot be read, is of another schema, or holds a time that is none.
     """
-    data = _read(Path(path), _SCHEMA)
+    data = _read(Path(path), _SCHEMAS)
     try:
         return _evidence(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -196,7 +196,7 @@ def record_goldens(path: str | Path) -> dict[str, GoldenRecord]:
     Raises:
         EvidenceError: The file cannot be read, or is of another schema.
     """
-    data = _read(Path(path), _RECORD_SCHEMA)
+    data = _read(Path(path), _RECORD_SCHEMAS)
     try:
         goldens = _goldens((row, row["status"] == _FAILED_VERIFICATION) for row in data["rows"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -229,15 +229,16 @@ def _evidence(data: dict[str, Any]) -> Evidence:
             _, by_spec = latency_ms.setdefault(label, (case, {}))
             by_spec[row["impl"]] = _median_us(row, label) * _MS_PER_US
     capability = data["device"]["compute_capability"]
-    times = [datetime.datetime.fromisoformat(run["time"].replace("Z", "+00:00")) for run in data["runs"]]
+    began = [(datetime.datetime.fromisoformat(run["time"].replace("Z", "+00:00")), run["commit"]) for run in data["runs"]]
+    measured_at, commit = max(began)
     return Evidence(
         device_name=data["device"]["name"],
         device_type=data["device"]["type"],
         capability=None if capability is None else _capability(capability),
         latency_ms=latency_ms,
         golden=_goldens((row, False) for row in used),
-        commit=data["anchor_commit"],
-        measured_at=max(times),
+        commit=commit,
+        measured_at=measured_at,
     )
 
 
@@ -276,14 +277,14 @@ def _capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _read(path: Path, schema: str) -> dict[str, Any]:
+def _read(path: Path, schemas: Sequence[str]) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path} cannot be read as strict JSON ({error}); restore it, or record it anew.") from error
     found = data.get("schema") if isinstance(data, dict) else None
-    if found != schema:
-        raise EvidenceError(f"{path} expected schema {schema}, got {found!r}; give a file of that schema.")
+    if found not in schemas:
+        raise EvidenceError(f"{path} expected schema {' or '.join(schemas)}, got {found!r}; give a file of that schema.")
     return data  # type: ignore[no-any-return]
 
 
