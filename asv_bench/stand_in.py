@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -26,6 +27,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 KIB, MIB = 1024, 1024 * 1024
+
+_REMEMBERING = (
+    "rapid_llm.kernels.launch",
+    "rapid_llm.kernels.paged_decode",
+    "rapid_llm.kernels.workspace",
+    "rapid_llm.kernels.ops.attention",
+    "rapid_llm.kernels.ops.checks",
+)
+"""Modules of the library that remember a device."""
 
 _BASE_ALIGNMENT = 512
 """Bytes to which torch's CUDA allocator aligns a storage."""
@@ -158,7 +168,7 @@ def _forget_the_device(*modules: ModuleType) -> None:
     for module in modules:
         for value in vars(module).values():
             clear: Callable[[], None] | None = getattr(value, "cache_clear", None)
-            if clear is not None and getattr(value, "__module__", None) == module.__name__:
+            if clear is not None and not isinstance(value, type) and getattr(value, "__module__", None) == module.__name__:
                 clear()
 
 
@@ -171,8 +181,6 @@ def standing_in(device: Device) -> Iterator[torch.device]:
     Yields:
         torch.device("cuda", 0).
     """
-    from rapid_llm.kernels import launch
-    from rapid_llm.kernels.ops import checks
     from rapid_llm.kv_cache import KVCacheManager
 
     def take(manager: Any, num_tokens: int) -> torch.Tensor:
@@ -181,13 +189,16 @@ def standing_in(device: Device) -> Iterator[torch.device]:
     major, minor = device.capability
     properties = mock.Mock(multi_processor_count=device.multiprocessors, L2_cache_size=device.l2_bytes, major=major, minor=minor, spec=[])
     properties.name = device.name
+    # The library may be that of an older commit, which lacks some of them.
+    modules = [importlib.import_module(name) for name in _REMEMBERING if importlib.util.find_spec(name) is not None]
     before = triton.runtime.driver._active
     triton.runtime.driver.set_active(_Driver(device))
-    _forget_the_device(launch, checks)
+    _forget_the_device(*modules)
     try:
         with (
             mock.patch.object(torch.cuda, "get_device_properties", return_value=properties),
             mock.patch.object(torch.cuda, "get_device_capability", return_value=device.capability),
+            mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),
             mock.patch.object(torch, "Generator", _Generator),
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
             mock.patch.object(KVCacheManager, "alloc_kvcache_index", take),
@@ -198,4 +209,4 @@ def standing_in(device: Device) -> Iterator[torch.device]:
             yield torch.device("cuda", 0)
     finally:
         triton.runtime.driver._active = before
-        _forget_the_device(launch, checks)
+        _forget_the_device(*modules)

@@ -1,7 +1,8 @@
 """Searches the config of each tunable kernel on the suites' cases, and stores what was verified and is fastest.
 
 `python -m asv_bench.tune` on a GPU: graph replay, cold, rotating working sets. On a machine without one Triton's interpreter goes through
-the same steps on tiny shapes with a wall clock, says so, and stores nothing unless a file is named.
+the same steps on tiny shapes with a wall clock, says so, and stores nothing unless a file is named. `--trial` measures the variants of
+paged decode at serving shapes and stores no config (`asv_bench/kernel_trial.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ else:
     torch = LazyModule("torch")
 
 autotune: Any = LazyModule("rapid_llm.kernels.autotune")
+kernel_trial: Any = LazyModule("asv_bench.kernel_trial")
 config_store: Any = LazyModule("rapid_llm.kernels.autotune.config_store")
 dispatcher: Any = LazyModule("rapid_llm.kernels.ops.dispatch")
 environment: Any = LazyModule("asv_bench.environment")
@@ -99,10 +101,14 @@ def tune(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status: 0, 1 where a case could not be tuned, 2 where nothing is selected."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if "--trial" in given:
+        return int(kernel_trial.main([argument for argument in given if argument != "--trial"], _device))
     parser = argparse.ArgumentParser(prog="python -m asv_bench.tune", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--select", default="", help="regular expression over the case labels")
     parser.add_argument("--store", type=Path, help="file to write; on a GPU the packaged file of this device by default")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--trial", action="store_true", help="instead measure the variants of paged decode; see --trial --help")
+    arguments = parser.parse_args(given)
     with _device() as device:
         chosen = [(suite, case) for suite, case in cases(device.type) if re.search(arguments.select, case.label)]
         if not chosen:

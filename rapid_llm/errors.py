@@ -12,6 +12,7 @@ __all__ = [
     "ScaleError",
     "ShapeError",
     "TuningError",
+    "WorkspaceError",
 ]
 
 
@@ -57,3 +58,7 @@ class OutOfRowsError(RapidLLMError, RuntimeError):
 
 class TuningError(RapidLLMError, RuntimeError):
     """No candidate config could be verified and timed, or the injected timer gave no time; nothing was stored."""
+
+
+class WorkspaceError(RapidLLMError, RuntimeError):
+    """A launch's shared memory cannot be had; nothing was launched."""

@@ -13,6 +13,9 @@ _DECODE_MODULE, _WRITE_MODULE = "asv_bench.bench_paged_decode", "asv_bench.bench
 
 _RAGGED = {"cpu": [130, 20], "cuda": [1000, 3001, 2048, 517]}
 _SHORT = {"cpu": [40, 20], "cuda": [100, 37]}
+_MANY = {"cpu": [130, 100, 90, 20], "cuda": [100 * (1 + (5 * i) % 32) for i in range(32)]}
+"""So many sequences that the rule takes a stream (`plant.py` lowers its threshold for the interpreter); some begin within a program's piece
+and end in the next."""
 _LONG = [4096] * 64
 _TOKENS = {"cpu": 18, "cuda": 5002}
 _FAR_ROWS = {"cpu": (1 << 23) + 8, "cuda": (1 << 20) + 8}
@@ -34,9 +37,14 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
         "fp16": _decode(first, lens),
         "bf16": _decode(first, lens, kv="bfloat16", q="bfloat16"),
         "one split": _decode(first, _SHORT[device]),
+        "many": _decode(first, _MANY[device]),
         "far": _decode(first, _SHORT[device], occupied_rows=far),
     }
-    bytes_ = {"e4m3": _decode(first, lens, kv="e4m3"), "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16")}
+    bytes_ = {
+        "e4m3": _decode(first, lens, kv="e4m3"),
+        "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16"),
+        "many": _decode(first, _MANY[device], kv="e4m3"),
+    }
     prefill = write.KVWritePrefill.cases[0]
     prefills = {
         "fp16": _write(prefill, _TOKENS[device]),

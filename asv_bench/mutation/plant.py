@@ -22,6 +22,11 @@ _LIBRARY = (
     "rapid_llm.kernels.e4m3",
     "rapid_llm.kernels.kv_quant",
     "rapid_llm.kernels.kv_write",
+    "rapid_llm.kernels.decode_tile",
+    "rapid_llm.kernels.decode_merge",
+    "rapid_llm.kernels.decode_split",
+    "rapid_llm.kernels.decode_stream",
+    "rapid_llm.kernels.workspace",
     "rapid_llm.kernels.paged_decode",
     "rapid_llm.free_runs",
     "rapid_llm.staged_rows",
@@ -45,6 +50,7 @@ _SMALL = (
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64",
     ),
     Edit("rapid_llm/kernels/configs.py", "_FEW_TOKENS = 4096", "_FEW_TOKENS = 16"),
+    Edit("rapid_llm/kernels/configs.py", "_STREAMED_PROGRAMS = 128", "_STREAMED_PROGRAMS = 8"),
 )
 
 

@@ -7,10 +7,33 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["DecodeConfig", "WriteConfig", "choose_config", "choose_num_splits", "choose_write_config"]
+__all__ = [
+    "VARIANTS",
+    "DecodeConfig",
+    "WriteConfig",
+    "choose_config",
+    "choose_num_programs",
+    "choose_num_splits",
+    "choose_write_config",
+]
+
+VARIANTS = ("split", "swap", "stream", "stream-swap")
+"""How decode attention is computed: "swap" lets tokens ride in the dots' M instead of query heads, "stream" deals the tiles of all
+sequences evenly to programs instead of a number of splits to each sequence."""
+
 
 _MAX_GROUP_BLOCK = 64
 _MIN_DOT = 16
+_MAX_STREAM_BATCH = 4096
+_MAX_STREAM_TILES = 2**31
+_FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
+_REGISTERS_OF_THREE = 168
+"""Registers a thread with which three programs of four warps fit a multiprocessor's 65,536."""
+_MAX_PROGRAMS_PER_SM = 8
+_STREAMED_PROGRAMS = 128
+"""From this many programs on, the rule takes a stream: so many leave a sequence too few splits to even out the lengths. A hypothesis from
+what the prototype of these kernels needed at ragged lengths on an H200; it has not been measured for this code."""
+_FEW_PROGRAMS = 128
 _MAX_SPLITS = 128
 _MIN_TILES_PER_SPLIT = 2
 _MAX_ELEMENTS_PER_PROGRAM = 4096
@@ -21,14 +44,18 @@ _MAX_STAGES = 8
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
-    """Tile sizes of `paged_decode_kernel`.
+    """Variant and tile sizes of decode attention.
 
     Attributes:
         block_m: Query heads a program.
         block_n: Tokens a tile.
         block_d: Columns a load: head_dim, or for an e4m3 cache its half, rounded up to a power of two.
         num_warps, num_stages: As Triton means them.
-        num_splits: Splits a sequence; None leaves it to `choose_num_splits`.
+        num_splits: Splits a sequence; None leaves it to `choose_num_splits`. A stream has none.
+        variant: One of `VARIANTS`.
+        programs_per_sm: Programs that a multiprocessor is to have at a time, for the rules of numbers of splits and programs.
+        block_s: Parts of a sequence that are merged at a time.
+        max_registers: Most registers a thread, which also keeps the assembler from spilling some to have fewer; None leaves it to it.
     """
 
     block_m: int
@@ -37,38 +64,79 @@ class DecodeConfig:
     num_warps: int
     num_stages: int
     num_splits: int | None = None
+    variant: str = "split"
+    programs_per_sm: int = 2
+    block_s: int = 4
+    max_registers: int | None = None
+
+    @property
+    def swapped(self) -> bool:
+        """Whether tokens ride in the dots' M."""
+        return self.variant.endswith("swap")
+
+    @property
+    def streamed(self) -> bool:
+        """Whether tiles are dealt to programs whatever the lengths are."""
+        return self.variant.startswith("stream")
 
     @classmethod
     def default(cls, sizes: Mapping[str, int], kv_dtype: str) -> DecodeConfig:
         """The rule's config.
 
         Args:
-            sizes: Of the request: num_q_heads, num_kv_heads, head_dim.
+            sizes: Of the request: batch, max_seq_len, num_q_heads, num_kv_heads, head_dim.
             kv_dtype: As of the request.
         """
-        return choose_config(sizes["num_q_heads"] // sizes["num_kv_heads"], sizes["head_dim"], e4m3=kv_dtype == "e4m3")
+        group = sizes["num_q_heads"] // sizes["num_kv_heads"]
+        config = choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3")
+        programs = sizes["batch"] * sizes["num_kv_heads"] * -(-group // config.block_m)
+        stream = choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3", variant="stream")
+        if sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS and stream.problem(sizes, kv_dtype) is None:
+            return stream
+        return config
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[DecodeConfig]:
-        """What a search tries, the rule's config first; sizes as of `default`, and max_seq_len."""
-        rule = cls.default(sizes, kv_dtype)
-        made = [rule]
-        for block_n, num_warps, num_stages in itertools.product((32, 64, 128), (4, 8), (2, 3, 4)):
-            most = min(_MAX_SPLITS, -(-max(1, sizes["max_seq_len"]) // block_n))
-            for num_splits in (None, *(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= most)):
-                made.append(dataclasses.replace(rule, block_n=block_n, num_warps=num_warps, num_stages=num_stages, num_splits=num_splits))
-        return list(dict.fromkeys(made))
+        """What a search tries, the rule's config first; sizes as of `default`."""
+        group = sizes["num_q_heads"] // sizes["num_kv_heads"]
+        e4m3 = kv_dtype == "e4m3"
+        tokens = (32, 64) if choose_config(group, sizes["head_dim"], e4m3=e4m3).block_n == 32 else (64, 128)
+        made = [cls.default(sizes, kv_dtype)]
+        for variant in VARIANTS:
+            rule = choose_config(group, sizes["head_dim"], e4m3=e4m3, variant=variant)
+            for block_n, (num_warps, num_stages) in itertools.product(tokens, ((4, 2), (4, 3), (4, 4), (8, 3))):
+                # A small tile has nothing for eight warps to do; four stages of the large one leave a multiprocessor one program.
+                if (block_n, num_warps) == (tokens[0], 8) or (block_n, num_stages) == (tokens[1], 4):
+                    continue
+                tile = dataclasses.replace(rule, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
+                if rule.streamed:
+                    made += [dataclasses.replace(tile, programs_per_sm=n) for n in (2, 3) if sizes["batch"] > 1]
+                else:
+                    made += [dataclasses.replace(tile, num_splits=n) for n in _splits_to_try(sizes, rule.block_m, block_n)]
+        return [config for config in dict.fromkeys(made) if config.problem(sizes, kv_dtype) is None]
 
     def problem(self, sizes: Mapping[str, int], kv_dtype: str) -> str | None:
         """Why this config gives no right result for a request; None where it does."""
-        rule = self.default(sizes, kv_dtype)
+        if self.variant not in VARIANTS:
+            return f"variant is {self.variant!r}, not one of {', '.join(VARIANTS)}"
+        rule = choose_config(sizes["num_q_heads"] // sizes["num_kv_heads"], sizes["head_dim"], e4m3=kv_dtype == "e4m3")
         if self.block_d != rule.block_d:
             return f"block_d is {self.block_d} where these heads take {rule.block_d}"
-        for name in ("block_m", "block_n"):
-            if (block := getattr(self, name)) < _MIN_DOT or block & (block - 1):
-                return f"{name} is {block}, and a dot takes powers of two from {_MIN_DOT}"
+        for name, least in (("block_m", _MIN_DOT), ("block_n", _MIN_DOT), ("block_s", 1)):
+            if (block := getattr(self, name)) < least or block & (block - 1):
+                return f"{name} is {block}, and the {self.variant} variant takes powers of two from {least}"
+        if self.streamed and self.num_splits is not None:
+            return f"num_splits is {self.num_splits}, and a stream has no splits"
+        if self.streamed and sizes["batch"] > _MAX_STREAM_BATCH:
+            return f"a stream serves a batch of at most {_MAX_STREAM_BATCH}, not {sizes['batch']}"
+        if self.streamed and sizes["batch"] * -(-sizes["max_seq_len"] // self.block_n) >= _MAX_STREAM_TILES:
+            return f"a stream counts its tiles in 32 bits, and {sizes['batch']} sequences of {sizes['max_seq_len']} tokens have more"
         if self.num_splits is not None and not 1 <= self.num_splits <= _MAX_SPLITS:
             return f"num_splits is {self.num_splits}, outside 1 to {_MAX_SPLITS}"
+        if not 1 <= self.programs_per_sm <= _MAX_PROGRAMS_PER_SM:
+            return f"programs_per_sm is {self.programs_per_sm}, outside 1 to {_MAX_PROGRAMS_PER_SM}"
+        if self.max_registers is not None and not _FEWEST_REGISTERS <= self.max_registers <= _MOST_REGISTERS:
+            return f"max_registers is {self.max_registers}, outside {_FEWEST_REGISTERS} to {_MOST_REGISTERS}"
         return _launch_problem(self.num_warps, self.num_stages)
 
 
@@ -117,27 +185,35 @@ class WriteConfig:
         return _launch_problem(self.num_warps, 1)
 
 
-def choose_config(group: int, head_dim: int, *, e4m3: bool) -> DecodeConfig:
+def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "split") -> DecodeConfig:
     """Tiles that fit the shared memory of every supported device (99 KiB a program at compute capability 8.6).
 
     Args:
         group: Query heads a K/V head.
         head_dim: Columns of a head.
         e4m3: Whether the cache holds e4m3 bytes.
+        variant: One of `VARIANTS`.
     """
     columns = head_dim // 2 if e4m3 else head_dim
     wide = columns > 128
+    block_m = max(_MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK))
+    streamed = variant.startswith("stream")
     return DecodeConfig(
-        block_m=max(_MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK)),
+        block_m=block_m,
         block_n=32 if wide else 64,
         block_d=max(_MIN_DOT, _next_power_of_2(columns)),
         num_warps=4,
         num_stages=2 if wide else 3,
+        variant=variant,
+        # What fits an H200: a program of a stream takes some 70 KiB of shared memory and at most 168 registers a thread.
+        programs_per_sm=3 if streamed else 2,
+        # With more query heads than a dot needs, the assembler spills in the loop on sm_86 when it is left to itself.
+        max_registers=_REGISTERS_OF_THREE if block_m > _MIN_DOT else None,
     )
 
 
-def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n: int) -> int:
-    """Splits a sequence that fill about one wave of resident programs, two tiles each at least.
+def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n: int, programs_per_sm: int = 2) -> int:
+    """Splits a sequence that fill about one wave of resident programs: of one tile each where that is less, else of two at least.
 
     It sees host integers only: the same call always makes the same grid, whatever the lengths on the device are.
 
@@ -146,10 +222,32 @@ def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n:
         max_seq_len: Width of the row table, in tokens.
         num_sms: Multiprocessors of the device.
         block_n: Tokens a tile.
+        programs_per_sm: Programs that a multiprocessor is to have at a time.
     """
     tiles = -(-max_seq_len // block_n)
-    wanted = 2 * num_sms // max(1, programs)
-    return max(1, min(wanted, _MAX_SPLITS, -(-tiles // _MIN_TILES_PER_SPLIT)))
+    wanted = programs_per_sm * num_sms // max(1, programs)
+    most = tiles if tiles <= wanted else -(-tiles // _MIN_TILES_PER_SPLIT)
+    return max(1, min(wanted, _MAX_SPLITS, most))
+
+
+def choose_num_programs(head_blocks: int, num_tokens: int, num_sms: int, *, block_n: int, programs_per_sm: int = 2) -> int:
+    """Programs a block of query heads of a stream: one wave of resident programs, but no more than there can be tiles.
+
+    Args:
+        head_blocks: Blocks of query heads.
+        num_tokens: Tokens that the row table has room for.
+        num_sms, block_n, programs_per_sm: As of `choose_num_splits`.
+    """
+    return max(1, min(programs_per_sm * num_sms // max(1, head_blocks), -(-num_tokens // block_n)))
+
+
+def _splits_to_try(sizes: Mapping[str, int], block_m: int, block_n: int) -> list[int | None]:
+    """The rule's number, which makes some 250 programs on a large device, and powers of two that make about half and twice as many."""
+    programs = sizes["batch"] * sizes["num_kv_heads"] * -(-sizes["num_q_heads"] // sizes["num_kv_heads"] // block_m)
+    most = min(_MAX_SPLITS, -(-max(1, sizes["max_seq_len"]) // block_n))
+    powers = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= most]
+    beside = [n for n in powers if _FEW_PROGRAMS <= n * programs <= 1.5 * _FEW_PROGRAMS or n * programs >= 3 * _FEW_PROGRAMS]
+    return [None, *(beside[:2] or powers[-1:])]
 
 
 def choose_write_config(num_tokens: int, num_elements: int) -> WriteConfig:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rapid_llm.kernels.autotune import ConfigKey, ConfigStore, StoredConfig, config_store, get_best_config
-from rapid_llm.kernels.configs import DecodeConfig, WriteConfig
+from rapid_llm.kernels.configs import VARIANTS, DecodeConfig, WriteConfig
 from rapid_llm.kernels.ops import registry, tuned
 from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, dispatch
 from rapid_llm.kernels.ops.spec import Request
@@ -89,7 +89,7 @@ def test_a_malformed_file_is_a_miss_with_one_warning_and_is_not_overwritten(stor
 
 @pytest.mark.parametrize(
     "change",
-    [{"latency_us": -3}, {"latency_us": "3"}, {"latency_us": None}, {"config": 3}, {"config": {"tokens": "2"}}, {"max_abs_diff": None}],
+    [{"latency_us": -3}, {"latency_us": "3"}, {"latency_us": None}, {"config": 3}, {"config": {"tokens": [2]}}, {"max_abs_diff": None}],
 )
 def test_a_malformed_entry_is_a_miss_and_the_others_stay(store: ConfigStore, change: dict[str, Any]) -> None:
     other = dataclasses.replace(KEY, op="another")
@@ -250,7 +250,7 @@ def test_the_source_hash_follows_what_the_kernel_imports(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kv_dtype", ["float16", "e4m3"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_candidates_start_with_the_rule_and_fit(kv_dtype: str, head_dim: int) -> None:
-    sizes = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": head_dim, "max_seq_len": 1024, "num_tokens": 64}
+    sizes = {"batch": 4, "num_q_heads": 32, "num_kv_heads": 8, "head_dim": head_dim, "max_seq_len": 1024, "num_tokens": 64}
     for kind in (DecodeConfig, WriteConfig):
         candidates: list[Any] = kind.candidates(sizes, kv_dtype)
         assert candidates[0] == kind.default(sizes, kv_dtype)
@@ -260,9 +260,39 @@ def test_candidates_start_with_the_rule_and_fit(kv_dtype: str, head_dim: int) ->
 
 def test_a_config_of_other_heads_is_refused() -> None:
     """block_d below the columns would leave part of each head out: a wrong result, not a slow one."""
-    sizes = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    sizes = {"batch": 4, "max_seq_len": 1024, "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     config = DecodeConfig(16, 64, 64, 4, 3)
+    stream = dataclasses.replace(config, variant="stream")
+    assert stream.problem(sizes, "e4m3") is None
+    for wide in ({"batch": 5000}, {"max_seq_len": 2**31 * 64 // 4}):
+        assert stream.problem({**sizes, **wide}, "e4m3") is not None
+        assert DecodeConfig.default({**sizes, "num_kv_heads": 32, **wide}, "e4m3").variant == "split"
     assert config.problem(sizes, "float16") == "block_d is 64 where these heads take 128"
     assert config.problem(sizes, "e4m3") is None
-    for wrong in ({"num_splits": 0}, {"num_warps": 3}, {"num_stages": 0}, {"block_n": 48}, {"block_m": 8}):
+    tiles = [{"num_warps": 3}, {"num_stages": 0}, {"block_n": 48}, {"block_m": 8}, {"block_s": 3}]
+    splits = [{"num_splits": 0}, {"variant": "fast"}, {"variant": "stream", "num_splits": 2}, {"programs_per_sm": 0}, {"max_registers": 8}]
+    for wrong in (*tiles, *splits):
         assert dataclasses.replace(config, **wrong).problem(sizes, "e4m3") is not None
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 128])
+@pytest.mark.parametrize("max_seq_len", [1024, 32768])
+def test_a_search_has_every_variant_and_ends(batch: int, max_seq_len: int) -> None:
+    """A stream of one sequence is a split of it, and is not tried."""
+    sizes = {"batch": batch, "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "max_seq_len": max_seq_len}
+    candidates = DecodeConfig.candidates(sizes, "float16")
+    assert {config.variant for config in candidates} == set(VARIANTS if batch > 1 else VARIANTS[:2])
+    assert len(candidates) <= 60
+
+
+@pytest.mark.parametrize("wrong", [{"num_warps": "4"}, {"block_n": "64"}, {"num_splits": "2"}, {"variant": 1}])
+def test_text_for_a_number_is_passed_over(wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(config_store.CONFIG_DIR_VARIABLE, str(tmp_path))
+    shape = {"batch": 4, "num_q_heads": 8, "num_kv_heads": 2, "head_dim": 64, "max_seq_len": 64, "num_rows": 99}
+    tags = frozenset({"kv:paged", "kv:row-table", "kv:16bit-aligned"})
+    request = Request("paged_decode_attention", "cuda", (9, 0), "float16", "float16", tags, Request.sorted_shape(shape))
+    key = tuned.config_key(registry.get("triton_paged_decode"), request)
+    config = {**dataclasses.asdict(DecodeConfig.default(shape, "float16")), **wrong}
+    ConfigStore(tmp_path / config_store.file_name(key.device)).put(key, dataclasses.replace(STORED, config=config))
+    with pytest.warns(RuntimeWarning, match="stored config of triton_paged_decode is passed over"):
+        assert dispatch(request).options == {}

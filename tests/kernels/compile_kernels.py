@@ -4,6 +4,7 @@ A process of its own, because Triton decides while it is imported whether kernel
 `python compile_kernels.py 80 86`.
 """
 
+import itertools
 import json
 import sys
 from typing import Any
@@ -12,11 +13,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from rapid_llm.kernels.configs import VARIANTS, choose_config
+from rapid_llm.kernels.decode_split import paged_decode_kernel
+from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.kv_quant import quantize_e4m3_kernel
 from rapid_llm.kernels.kv_write import kv_write_kernel
-from rapid_llm.kernels.paged_decode import choose_config, combine_kernel, paged_decode_kernel
 
-_POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64"}
+_POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "counter_ptr": "*i32"}
+_POINTERS |= {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32"}
 _FLOATS = {"k_scale", "v_scale", "scale", "score_scale", "out_scale"}
 
 
@@ -41,19 +45,21 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     convert = capability >= 89
     report = {}
     decodes = [("fp16", False, 128), ("bf16", False, 256), ("fp16", True, 128), ("bf16", True, 96)]
-    for q_dtype, e4m3, head_dim in decodes:
-        config = choose_config(4, head_dim, e4m3=e4m3)
+    for variant, (q_dtype, e4m3, head_dim) in [*itertools.product(VARIANTS[:1], decodes), *itertools.product(VARIANTS[1:], decodes[:3:2])]:
+        config = choose_config(4, head_dim, e4m3=e4m3, variant=variant)
         constants = {
             "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-            "BLOCK_D": config.block_d, "E4M3": e4m3, "CONVERT": convert, "DOT_FP32": False, "STAGES": config.num_stages,
+            "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 2, "BLOCK_S": config.block_s,
+            "V_OFF": 0 if head_dim == 256 else 1024, "NARROW": head_dim != 256, "SWAP": config.swapped, "E4M3": e4m3, "CONVERT": convert,
+            "DOT_FP32": False, "STAGES": config.num_stages,
         }  # fmt: skip
+        constants |= {"BLOCK_B": 32} if config.streamed else {"SPLIT": True}
         pool = "i16" if e4m3 else q_dtype
         dtypes = {"q_ptr": q_dtype, "k_ptr": pool, "v_ptr": pool, "out_ptr": q_dtype}
-        dtypes |= {"partial_out_ptr": "fp32", "partial_lse_ptr": "fp32"}
-        name = f"decode-{q_dtype}-{'e4m3' if e4m3 else q_dtype}-{head_dim}"
-        report[name] = _compile(paged_decode_kernel, capability, constants, dtypes, num_warps=config.num_warps)
-    dtypes = {"partial_out_ptr": "fp32", "partial_lse_ptr": "fp32", "out_ptr": "bf16"}
-    report["combine"] = _compile(combine_kernel, capability, {"HEAD_DIM": 96, "BLOCK_S": 8, "BLOCK_D": 128}, dtypes)
+        kernel = paged_decode_stream_kernel if config.streamed else paged_decode_kernel
+        name = f"{variant}-{q_dtype}-{'e4m3' if e4m3 else q_dtype}-{head_dim}"
+        options = {} if config.max_registers is None else {"maxnreg": config.max_registers}
+        report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps, **options)
     for e4m3 in (False, True):
         constants = {"NUM_ELEMENTS": 960, "HEAD_DIM": 96, "TOKENS": 4, "BLOCK": 1024, "E4M3": e4m3, "CONVERT": convert}
         pool = "u8" if e4m3 else "fp16"

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from asv_bench.verify import check_decode, check_write, decode_reference
+from rapid_llm.kernels.decode_tile import row_offsets
 from rapid_llm.kernels.ops import kv_write, paged_decode_attention
-from rapid_llm.kernels.paged_decode import row_offsets
+from rapid_llm.kernels.paged_decode import fits_32_bits
 
 NUM_KV_HEADS, HEAD_DIM = 8, 128
 ROW_ELEMENTS = 2 * NUM_KV_HEADS * HEAD_DIM
@@ -22,16 +23,27 @@ needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="host memory is
 
 
 @triton.jit
-def _offset_kernel(rows_ptr, out_ptr, stride, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _offset_kernel(rows_ptr, out_ptr, stride, ROWS: tl.constexpr, NARROW: tl.constexpr):  # type: ignore[no-untyped-def]
     lane = tl.arange(0, ROWS)
-    tl.store(out_ptr + lane, row_offsets(tl.load(rows_ptr + lane), stride))
+    tl.store(out_ptr + lane, row_offsets(tl.load(rows_ptr + lane), stride, NARROW))
 
 
 def test_row_offsets_are_64_bit(device: str) -> None:
     rows = torch.tensor([0, 1_048_575, 1_048_576, 2**31 - 1], dtype=torch.int32, device=device)
     out = torch.empty(4, dtype=torch.int64, device=device)
-    _offset_kernel[(1,)](rows, out, 2048, ROWS=4)
+    _offset_kernel[(1,)](rows, out, 2048, ROWS=4, NARROW=False)
     assert out.tolist() == [0, 2_147_481_600, 2_147_483_648, (2**31 - 1) * 2048]
+
+
+@pytest.mark.parametrize(("num_rows", "row_stride", "fits"), [(1_048_575, 2048, True), (1_048_576, 2048, False), (2**31 - 1, 1, True)])
+def test_offsets_stay_in_32_bits_only_where_each_fits(num_rows: int, row_stride: int, fits: bool, device: str) -> None:
+    """Where they are said to fit, the last row's is right in 32 bits, and so is that of the row after it."""
+    assert fits_32_bits(num_rows, row_stride) == fits
+    if fits:
+        rows = torch.tensor([num_rows - 1, num_rows], dtype=torch.int64, device=device).clamp(max=2**31 - 1).int()
+        out = torch.empty(2, dtype=torch.int64, device=device)
+        _offset_kernel[(1,)](rows, out, row_stride, ROWS=2, NARROW=True)
+        assert out.tolist() == [row * row_stride for row in rows.tolist()]
 
 
 @pytest.fixture(params=["float16", "e4m3"])

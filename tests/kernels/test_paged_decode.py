@@ -1,6 +1,5 @@
 """Paged decode attention of every backend against float64 attention over the same bytes (R5, R7, R8, R53)."""
 
-import math
 from typing import Any
 
 import pytest
@@ -184,14 +183,3 @@ def test_large_scores_do_not_overflow(make_cache: Any, backend: str) -> None:
     cache = make_cache([130], 2, 1, 64)
     cache.q *= 60
     _checked(cache, backend)
-
-
-def test_split_choice_depends_on_host_integers_only() -> None:
-    from rapid_llm.kernels.paged_decode import choose_num_splits
-
-    assert choose_num_splits(8, 8192, 132, block_n=64) == 33
-    assert choose_num_splits(8 * 256, 8192, 132, block_n=64) == 1
-    assert choose_num_splits(1, 64, 132, block_n=64) == 1
-    assert choose_num_splits(1, 0, 132, block_n=64) == 1
-    assert choose_num_splits(1, 10**7, 132, block_n=64) == 128
-    assert all(choose_num_splits(programs, 640, 132, block_n=64) <= math.ceil(10 / 2) for programs in range(1, 300))

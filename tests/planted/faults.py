@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DECODE = "rapid_llm/kernels/paged_decode.py"
+_SPLIT = "rapid_llm/kernels/decode_split.py"
 _CONFIGS = "rapid_llm/kernels/configs.py"
 _WRITE = "rapid_llm/kernels/kv_write.py"
 _WRITE_OP = "rapid_llm/kernels/ops/kv.py"
@@ -55,17 +56,13 @@ class Fault:
 
 
 _WRITE_CALL = "        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)\n"
-_LAUNCH_END = "            BLOCK_D=triton.next_power_of_2(head_dim),\n        )\n"
+_LAUNCH_END = "        **plan.constants,\n    )\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "forced spill",
         DECODE_ROW,
-        (
-            Edit(
-                _DECODE, "        num_warps=config.num_warps,\n    )\n", "        num_warps=config.num_warps,\n        maxnreg=64,\n    )\n"
-            ),
-        ),
+        (Edit(_DECODE, '"num_warps": config.num_warps,', '"num_warps": config.num_warps,\n        "maxnreg": 48,'),),
         (("spill stores", "REGRESSED"), ("spill loads", "REGRESSED")),
     ),
     Fault(
@@ -73,21 +70,17 @@ FAULTS: tuple[Fault, ...] = (
         DECODE_ROW,
         (
             Edit(
-                _DECODE,
+                _SPLIT,
                 'do_not_specialize=["max_seq_len", "num_splits"]',
-                'do_not_specialize=["max_seq_len", "num_splits", "column_stride"]',
+                'do_not_specialize=["max_seq_len", "num_splits", "k_row_stride"]',
             ),
-            Edit(_DECODE, "    k_row_stride,\n    k_head_stride,\n", "    column_stride,\n    k_row_stride,\n    k_head_stride,\n"),
-            Edit(_DECODE, "k_head_stride + column[:, None]", "k_head_stride + column[:, None] * column_stride"),
-            Edit(_DECODE, "v_head_stride + column[None, :]", "v_head_stride + column[None, :] * column_stride"),
-            Edit(_DECODE, "        k_rows.stride(0),\n", "        k_rows.stride(2),\n        k_rows.stride(0),\n"),
         ),
         (("mean width of global loads", "REGRESSED"), ("asynchronous copies", "REGRESSED")),
     ),
     Fault(
         "lost num_stages",
         DECODE_ROW,
-        (Edit(_DECODE, "STAGES=config.num_stages", "STAGES=1"),),
+        (Edit(_DECODE, '"STAGES": config.num_stages', '"STAGES": 1'),),
         (("asynchronous copies", "REGRESSED"),),
     ),
     Fault(
@@ -97,7 +90,12 @@ FAULTS: tuple[Fault, ...] = (
         (("launches", "REGRESSED"),),
     ),
     Fault("the work done twice", WRITE_ROW, (Edit(_WRITE_OP, _WRITE_CALL, 2 * _WRITE_CALL),), (("launches", "REGRESSED"),)),
-    Fault("another grid", DECODE_ROW, (Edit(_CONFIGS, "wanted = 2 * num_sms", "wanted = 4 * num_sms"),), (("grid", "CHANGED"),)),
+    Fault(
+        "another grid",
+        DECODE_ROW,
+        (Edit(_CONFIGS, "wanted = programs_per_sm * num_sms", "wanted = 2 * programs_per_sm * num_sms"),),
+        (("grid", "CHANGED"),),
+    ),
     Fault(
         "a block size doubled",
         DECODE_ROW,

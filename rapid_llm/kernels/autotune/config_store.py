@@ -39,7 +39,7 @@ CONFIG_DIR_VARIABLE = "RAPID_LLM_CONFIG_DIR"
 """Environment variable: folder of config files that are asked before the packaged ones; blank means none."""
 
 _PACKAGED = Path(__file__).parent / "configs"
-_EXACT = frozenset({"num_q_heads", "num_kv_heads", "head_dim"})
+_EXACT = frozenset({"num_q_heads", "num_kv_heads", "head_dim", "block_size"})
 _IGNORED = frozenset({"num_rows"})
 _MAX_NAME = 120
 
@@ -109,8 +109,8 @@ class StoredConfig:
         """Why this is no entry; None where it is one."""
         if not isinstance(self.config, Mapping) or not self.config:
             return "config is no object with fields"
-        if any(type(value) is not int and value is not None for value in self.config.values()):
-            return "config holds what is neither int nor null"
+        if any(type(value) not in (int, str) and value is not None for value in self.config.values()):
+            return "config holds what is neither int, text nor null"
         if not _number(self.latency_us) or not 0 < self.latency_us < math.inf:
             return f"latency_us is {self.latency_us!r} and no positive finite number"
         if not _number(self.max_abs_diff) or not 0 <= self.max_abs_diff < math.inf:

@@ -25,9 +25,13 @@ def paged_decode(
     k_scale: float,
     v_scale: float,
     softmax_scale: float,
+    block_size: int = 1,
 ) -> None:
     """Decode attention by gathering each sequence's rows; see `ops.attention.paged_decode_attention`."""
     num_rows, num_kv_heads, head_dim = k_rows.shape
+    if block_size > 1:
+        inside = torch.arange(block_size, dtype=row_table.dtype, device=q.device)
+        row_table = (row_table[:, :, None] * block_size + inside).flatten(1)
     batch, max_seq_len = row_table.shape
     if num_rows == 0 or max_seq_len == 0:
         out.zero_()

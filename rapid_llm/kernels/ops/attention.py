@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from rapid_llm.errors import ScaleError, ShapeError
 from rapid_llm.kernels.ops import checks
-from rapid_llm.kernels.ops.dispatch import dispatch
+from rapid_llm.kernels.ops.dispatch import decision_state, dispatch
 from rapid_llm.kernels.ops.layout import layout_tags
-from rapid_llm.kernels.ops.spec import Request
+from rapid_llm.kernels.ops.spec import KernelSpec, Request
 
 __all__ = ["DECODE_OP", "decode_request", "paged_decode_attention"]
 
 DECODE_OP = "paged_decode_attention"
+
+_MAX_ACCEPTED = 4096
+
+
+class _AcceptedCalls:
+    """What validation and dispatch made of calls, by all that they looked at: a call that is like an earlier one repeats neither."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[object, ...], tuple[KernelSpec, dict[str, Any]]] = {}
+
+    def cache_clear(self) -> None:
+        """Forgets them; where another device stands in."""
+        self.known.clear()
+
+
+_accepted = _AcceptedCalls()
 
 
 def paged_decode_attention(
@@ -27,6 +44,7 @@ def paged_decode_attention(
     k_scale: float | None = None,
     v_scale: float | None = None,
     softmax_scale: float | None = None,
+    block_size: int = 1,
     out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
@@ -41,11 +59,13 @@ def paged_decode_attention(
         k_rows: [num_rows, num_kv_heads, head_dim], any row and head stride, last stride 1; dtype of q, or uint8
             holding e4m3.
         v_rows: As k_rows.
-        row_table: [batch, max_seq_len], int32, any batch stride, last stride 1: the cache row of each token. Entries
-            past a sequence's length are ignored, whatever they hold; those within it must be rows of the cache.
+        row_table: [batch, max_seq_len / block_size], int32, any batch stride, last stride 1: the cache row of each token, or where
+            block_size is over 1 each block of tokens: entry i stands for the rows i * block_size and those that follow. Entries
+            past a sequence's length are ignored, whatever they hold; those within it must be rows or blocks of the cache.
         seq_lens: [batch], int32, in tokens; 0 gives a row of zeros. A length over max_seq_len counts as max_seq_len.
         k_scale, v_scale: Scale of an e4m3 cache (value = byte's value * scale), a Python float; None means 1.
         softmax_scale: Factor on the scores; None means head_dim ** -0.5.
+        block_size: Rows of an entry of row_table; num_rows is a multiple of it.
         out: Written and returned where given: [batch, num_q_heads, head_dim], dtype and device of q, last stride 1.
         backend: Name of the backend that has to serve the call; None leaves the choice to the dispatch.
 
@@ -60,46 +80,85 @@ def paged_decode_attention(
     Source:
         Kwon et al. 2023, arXiv:2309.06180; split-K: Dao et al., Flash-Decoding, 2023.
     """
-    request = decode_request(q, k_rows, v_rows, row_table, seq_lens)
+    key = _call_key(q, k_rows, v_rows, row_table, seq_lens, out, block_size, backend)
+    accepted = None if key is None else _accepted.known.get(key)
+    if accepted is None:
+        request = decode_request(q, k_rows, v_rows, row_table, seq_lens, block_size)
+        if out is not None:
+            checks.check_out(DECODE_OP, out, q.shape, q.dtype, q.device)
+    # What a key cannot hold is looked at in every call: the values of the scales.
     quantised = k_rows.dtype == torch.uint8
-    k_factor = checks.check_scale(DECODE_OP, "k_scale", k_scale, quantised=quantised)
-    v_factor = checks.check_scale(DECODE_OP, "v_scale", v_scale, quantised=quantised)
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    elif isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
-        kind = type(softmax_scale).__name__
-        raise ScaleError(f"{DECODE_OP} expected softmax_scale to be a Python float, got {kind}; convert it.")
-    elif not math.isfinite(softmax_scale):
-        raise ScaleError(f"{DECODE_OP} expected a finite softmax_scale, got {softmax_scale!r}; None is the usual one.")
+    k_factor = 1.0 if k_scale is None else checks.check_scale(DECODE_OP, "k_scale", k_scale, quantised=quantised)
+    v_factor = 1.0 if v_scale is None else checks.check_scale(DECODE_OP, "v_scale", v_scale, quantised=quantised)
+    factor = q.shape[-1] ** -0.5 if softmax_scale is None else _checked_softmax_scale(softmax_scale)
+    if accepted is None:
+        selection = dispatch(request, backend=backend)
+        accepted = selection.spec, selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
+        if key is not None:
+            if len(_accepted.known) >= _MAX_ACCEPTED:
+                _accepted.known.clear()
+            _accepted.known[key] = accepted
+    spec, options = accepted
+    run = spec.load()
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    else:
-        checks.check_out(DECODE_OP, out, q.shape, q.dtype, q.device)
-    selection = dispatch(request, backend=backend)
-    run = selection.spec.load()
     if q.shape[0] > 0:
-        run(
-            q,
-            k_rows,
-            v_rows,
-            row_table,
-            seq_lens,
-            out,
-            k_scale=k_factor,
-            v_scale=v_factor,
-            softmax_scale=float(softmax_scale),
-            **selection.options,
-        )
+        run(q, k_rows, v_rows, row_table, seq_lens, out, k_scale=k_factor, v_scale=v_factor, softmax_scale=factor, **options)
     return out
 
 
-def decode_request(q: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Tensor, seq_lens: torch.Tensor) -> Request:
+def _checked_softmax_scale(softmax_scale: object) -> float:
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
+        kind = type(softmax_scale).__name__
+        raise ScaleError(f"{DECODE_OP} expected softmax_scale to be a Python float, got {kind}; convert it.")
+    if not math.isfinite(softmax_scale):
+        raise ScaleError(f"{DECODE_OP} expected a finite softmax_scale, got {softmax_scale!r}; None is the usual one.")
+    return float(softmax_scale)
+
+
+def _call_key(
+    q: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    row_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor | None,
+    block_size: int,
+    backend: str | None,
+) -> tuple[object, ...] | None:
+    """All that validation, layout tags and dispatch look at, but the values of scales; None where that is not known from these.
+
+    Whether K and V share a storage is known from their distance only where there are two rows or more: two storages cannot have the
+    second begin between two rows of the first.
+    """
+    try:
+        if k_rows.shape[0] < 2 or type(block_size) is not int:
+            return None
+        return (
+            *(q.shape, q.stride(), q.dtype, q.device),
+            *(k_rows.shape, k_rows.stride(), k_rows.dtype, k_rows.device, k_rows.storage_offset() % 2, k_rows.data_ptr() % 2),
+            *(v_rows.shape, v_rows.stride(), v_rows.dtype, v_rows.device, v_rows.storage_offset() % 2),
+            v_rows.data_ptr() - k_rows.data_ptr(),
+            *(row_table.shape, row_table.stride(), row_table.dtype, row_table.device),
+            *(seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.device),
+            *((None,) if out is None else (out.shape, out.stride(), out.dtype, out.device)),
+            *(block_size, backend),
+            *decision_state(),
+        )
+    except (AttributeError, TypeError, IndexError):  # no tensor, or one without dimensions: validation says what is wrong
+        return None
+
+
+def decode_request(
+    q: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int = 1
+) -> Request:
     """The request that `paged_decode_attention` makes for these tensors, which it validates first.
 
-    Its shape names batch, max_seq_len (the width of row_table), num_q_heads, num_kv_heads, head_dim and num_rows.
+    Its shape names batch, max_seq_len (the tokens that a row of row_table has room for), num_q_heads, num_kv_heads, head_dim, num_rows, and
+    block_size where it is over 1.
 
     Args:
-        q, k_rows, v_rows, row_table, seq_lens: As of `paged_decode_attention`.
+        q, k_rows, v_rows, row_table, seq_lens, block_size: As of `paged_decode_attention`.
 
     Raises:
         ShapeError: As `paged_decode_attention`.
@@ -108,7 +167,8 @@ def decode_request(q: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, 
     checks.check_dtype(DECODE_OP, "q", q, (torch.float16, torch.bfloat16))
     checks.check_innermost(DECODE_OP, "q", q)
     checks.check_cache(DECODE_OP, k_rows, v_rows, "q", q)
-    checks.check_dims(DECODE_OP, "row_table", row_table, "[batch, max_seq_len]")
+    checks.check_block_size(DECODE_OP, block_size, k_rows.shape[0])
+    checks.check_dims(DECODE_OP, "row_table", row_table, "[batch, max_seq_len]" if block_size == 1 else "[batch, max_blocks]")
     checks.check_dtype(DECODE_OP, "row_table", row_table, (torch.int32,))
     checks.check_innermost(DECODE_OP, "row_table", row_table)
     checks.check_dims(DECODE_OP, "seq_lens", seq_lens, "[batch]")
@@ -135,15 +195,16 @@ def decode_request(q: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, 
         capability=checks.device_capability(q.device),
         q_dtype=checks.DTYPE_NAMES[q.dtype],
         kv_dtype=checks.DTYPE_NAMES[k_rows.dtype],
-        layout_tags=layout_tags(k_rows, v_rows, row_table),
+        layout_tags=layout_tags(k_rows, v_rows, row_table, block_size),
         shape=Request.sorted_shape(
             {
                 "batch": batch,
-                "max_seq_len": row_table.shape[1],
+                "max_seq_len": row_table.shape[1] * block_size,
                 "num_q_heads": num_q_heads,
                 "num_kv_heads": num_kv_heads,
                 "head_dim": head_dim,
                 "num_rows": num_rows,
+                **({} if block_size == 1 else {"block_size": block_size}),
             }
         ),
     )

@@ -11,6 +11,7 @@ from rapid_llm.errors import DTypeError, ScaleError, ShapeError
 
 __all__ = [
     "DTYPE_NAMES",
+    "check_block_size",
     "check_cache",
     "check_devices",
     "check_dims",
@@ -63,6 +64,14 @@ def check_innermost(call: str, name: str, tensor: torch.Tensor) -> None:
             f"{call} expected {name} with last stride 1, got strides {tuple(tensor.stride())}; the call copies nothing "
             "silently, so lay the last dimension out innermost."
         )
+
+
+def check_block_size(call: str, block_size: int, num_rows: int) -> None:
+    """`block_size` is a number of rows that a cache of `num_rows` is made of blocks of."""
+    if type(block_size) is not int or block_size < 1:
+        raise ShapeError(f"{call} expected block_size to be a positive int, got {block_size!r}; 1 is a table of rows.")
+    if num_rows % block_size:
+        raise ShapeError(f"{call} expected whole blocks of {block_size} rows, got a cache of {num_rows} rows; pass whole blocks.")
 
 
 def check_devices(call: str, **tensors: torch.Tensor) -> None:

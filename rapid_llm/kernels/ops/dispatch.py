@@ -21,6 +21,7 @@ __all__ = [
     "PerfProvider",
     "Rejection",
     "Selection",
+    "decision_state",
     "dispatch",
     "set_perf_provider",
 ]
@@ -122,6 +123,7 @@ class _Decisions:
 
     def __init__(self) -> None:
         self.provider: PerfProvider | None = None
+        self.providers = 0
         self.generation = -1
         self.cache: dict[tuple[Request, str | None, tuple[str | None, ...]], Selection] = {}
 
@@ -141,8 +143,15 @@ def set_perf_provider(provider: PerfProvider | None) -> PerfProvider | None:
     """
     before = _decisions.provider
     _decisions.provider = provider
+    _decisions.providers += 1
     _decisions.cache.clear()
     return before
+
+
+def decision_state() -> tuple[object, ...]:
+    """Everything beside a request and a named backend that a decision depends on; another value makes a decision stale."""
+    # Neither generation ever falls.
+    return (registry.generation() + tuned.generation(), _decisions.providers, *map(os.environ.get, _DECIDING_VARIABLES))
 
 
 def dispatch(request: Request, *, backend: str | None = None) -> Selection:

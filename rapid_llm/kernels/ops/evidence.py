@@ -70,7 +70,9 @@ class RecordedCase:
     def distance(self, request: Request) -> float | None:
         """How far the request's sizes are from the recorded ones, None where the case cannot speak for it."""
         same = (self.op, self.q_dtype, self.kv_dtype) == (request.op, request.q_dtype, request.kv_dtype)
-        if not same or f"kv:{self.layout}" not in request.layout_tags or any(request.size(dim) != size for dim, size in self.geometry):
+        # What was measured had a row table.
+        same = same and f"kv:{self.layout}" in request.layout_tags and "kv:block-table" not in request.layout_tags
+        if not same or any(request.size(dim) != size for dim, size in self.geometry):
             return None
         octaves = []
         for dim, size in self.sizes:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["ALIGNED", "COMBINED", "CONTIGUOUS", "PAGED", "ROW_TABLE", "SPLIT", "layout_tags"]
+__all__ = ["ALIGNED", "BLOCK_TABLE", "COMBINED", "CONTIGUOUS", "PAGED", "ROW_TABLE", "SPLIT", "layout_tags"]
 
 PAGED = "kv:paged"
 ROW_TABLE = "kv:row-table"
+BLOCK_TABLE = "kv:block-table"
 COMBINED = "kv:combined"
 SPLIT = "kv:split"
 CONTIGUOUS = "kv:contiguous"
 ALIGNED = "kv:16bit-aligned"
 
 
-def layout_tags(k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Tensor | None = None) -> frozenset[str]:
+def layout_tags(k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Tensor | None = None, block_size: int = 1) -> frozenset[str]:
     """Derives the tags that a cache satisfies.
 
     | tag | holds where |
     |---|---|
     | kv:paged | rows and heads of K and of V lie apart (no broadcast or overlapping view), head_dim innermost |
-    | kv:row-table | a row_table is given and has one int32 entry a token: [batch, max_seq_len] |
+    | kv:row-table | a row_table is given and has int32 entries, one for each token or block of tokens of a sequence |
+    | kv:block-table | as kv:row-table, and an entry is a block of more than one row; who takes row tables only forbids it |
     | kv:combined | K and V are disjoint views of one buffer with equal strides, a row's V less than a row from its K |
     | kv:split | otherwise |
     | kv:contiguous | both K and V are contiguous |
@@ -28,13 +30,16 @@ def layout_tags(k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Ten
 
     Args:
         k_rows, v_rows: [num_rows, num_kv_heads, head_dim].
-        row_table: [batch, max_seq_len], int32, where the call has one.
+        row_table: [batch, max_seq_len / block_size], int32, where the call has one.
+        block_size: Rows an entry of row_table stands for.
     """
     tags = {COMBINED if _is_combined(k_rows, v_rows) else SPLIT}
     if _rows_lie_apart(k_rows) and _rows_lie_apart(v_rows):
         tags.add(PAGED)
     if row_table is not None and row_table.dim() == 2 and row_table.dtype == torch.int32:
         tags.add(ROW_TABLE)
+        if block_size > 1:
+            tags.add(BLOCK_TABLE)
     if k_rows.is_contiguous() and v_rows.is_contiguous():
         tags.add(CONTIGUOUS)
     if _is_aligned(k_rows) and _is_aligned(v_rows):

@@ -1,0 +1,397 @@
+"""Measures variants and configs of paged decode at serving shapes, each verified before it is timed, with torch's SDPA beside them.
+
+`python -m asv_bench.tune --trial --json FILE` on a GPU, for one sitting of `--seconds`: shapes in the order of what is wanted to be known
+of them, configs best guess first, results written as they come. Kernels are compiled beforehand, in `--jobs` processes on the stand-in
+of this device. `--quick` goes through the same steps at tiny shapes, on a CPU in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asv_bench import kv_pool, trial_peers, verify
+from asv_bench.lazy import LazyModule
+from asv_bench.microbench import bench, bench_graph, now_s
+from asv_bench.quiet import do_nothing
+from asv_bench.timing import Call
+from asv_bench.trial_results import Results
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+configs: Any = LazyModule("rapid_llm.kernels.configs")
+ops: Any = LazyModule("rapid_llm.kernels.ops")
+tuned: Any = LazyModule("rapid_llm.kernels.ops.tuned")
+
+KERNEL = "triton_paged_decode"
+_HEADS, _QUICK_HEADS = (32, 8, 128), (4, 2, 16)
+"""num_q_heads, num_kv_heads, head_dim."""
+_BLOCK_SIZE = 16
+_REP_MS = 8.0
+_FINAL = 3
+"""Configs of a cell that are read again at its end, and tried over a block table."""
+_FINAL_ROUNDS = 2
+_FINAL_SHARE = 0.25
+_MOST_SETS = 64
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A shape with a cache dtype.
+
+    Attributes:
+        label: Such as "32x8k float16".
+        seq_lens: In tokens.
+        kv_dtype: "float16" or "e4m3".
+        heads: num_q_heads, num_kv_heads, head_dim.
+    """
+
+    label: str
+    seq_lens: tuple[int, ...]
+    kv_dtype: str
+    heads: tuple[int, int, int] = _HEADS
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """As a request's."""
+        heads = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), self.heads, strict=True))
+        return {"batch": len(self.seq_lens), "max_seq_len": max(self.seq_lens), **heads}
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of K and V of a token."""
+        _, num_kv_heads, head_dim = self.heads
+        return 2 * num_kv_heads * head_dim
+
+
+_SHAPES: dict[str, tuple[int, ...]] = {
+    "32x32k": (32768,) * 32,
+    "1x1k": (1024,),
+    "ragged 32": tuple(1024 * (1 + (7 * i) % 32) for i in range(32)),
+    "1x8k": (8192,),
+    "1x32k": (32768,),
+    "8x8k": (8192,) * 8,
+    "128x8k": (8192,) * 128,
+    "128x1k": (1024,) * 128,
+    "8x1k": (1024,) * 8,
+    "32x8k": (8192,) * 32,
+    "8x32k": (32768,) * 8,
+}
+_QUICK_SHAPES: dict[str, tuple[int, ...]] = {"1x20": (20,), "ragged 3": (40, 0, 17)}
+
+
+def cells(*, quick: bool) -> list[Cell]:
+    """Every shape with both dtypes, in the order in which they are measured."""
+    shapes = _QUICK_SHAPES if quick else _SHAPES
+    heads = _QUICK_HEADS if quick else _HEADS
+    return [Cell(f"{name} {dtype}", lens, dtype, heads) for name, lens in shapes.items() for dtype in ("float16", "e4m3")]
+
+
+def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
+    """Configs to try at a shape, the rule's first and then by guess; those that cannot serve it are left out."""
+    group = sizes["num_q_heads"] // sizes["num_kv_heads"]
+
+    def made(variant: str, block_n: int, num_warps: int, num_stages: int, per_sm: int, **more: Any) -> Any:
+        rule = configs.choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3", variant=variant)
+        known = {"block_n": block_n, "num_warps": num_warps, "num_stages": num_stages, "programs_per_sm": per_sm}
+        return dataclasses.replace(rule, **known, **more)
+
+    tried = [configs.DecodeConfig.default(sizes, kv_dtype)]
+    streams = [
+        made("stream", 64, 4, 3, 3), made("stream-swap", 64, 4, 2, 3), made("stream", 64, 4, 3, 2), made("stream", 64, 4, 4, 2),
+        made("stream-swap", 64, 4, 3, 2), made("stream", 128, 8, 3, 1), made("stream", 64, 4, 2, 3), made("stream", 64, 4, 3, 3, block_s=8),
+        made("stream-swap", 128, 8, 2, 1), made("stream", 128, 4, 2, 2), made("stream-swap", 128, 4, 2, 2), made("stream", 32, 4, 4, 3),
+        made("stream", 64, 4, 3, 4), made("stream", 64, 4, 3, 3, max_registers=168), made("stream-swap", 64, 4, 2, 3, max_registers=168),
+    ]  # fmt: skip
+    splits = [
+        made("split", 64, 4, 3, 2), made("swap", 64, 4, 2, 2), made("split", 64, 4, 3, 3), made("split", 64, 4, 3, 4),
+        made("split", 64, 4, 3, 1), made("swap", 64, 4, 2, 3), made("split", 64, 4, 2, 3), made("split", 64, 4, 4, 2),
+        made("split", 32, 4, 3, 2), made("split", 64, 4, 3, 2, block_s=8), made("swap", 64, 4, 3, 2), made("split", 128, 8, 3, 1),
+        made("split", 128, 4, 2, 2), made("split", 32, 4, 4, 4), made("swap", 128, 8, 2, 1), made("swap", 64, 4, 2, 1),
+        made("split", 64, 4, 3, 2, block_s=16), made("swap", 128, 4, 2, 2), made("split", 32, 2, 4, 4),
+    ]  # fmt: skip
+    if sizes["batch"] == 1:
+        tried += splits
+    else:
+        tried += [config for pair in zip(streams, splits, strict=False) for config in pair] + splits[len(streams) :]
+    return [config for config in dict.fromkeys(tried) if config.problem(sizes, kv_dtype) is None]
+
+
+@dataclass
+class Prepared:
+    """A cell's inputs on the device.
+
+    Attributes:
+        cell: Which.
+        pool: Rows, row tables and lengths.
+        q: [batch, num_q_heads, head_dim].
+        block_tables: One [batch, max_blocks] int32 table a set, of blocks of `_BLOCK_SIZE` rows.
+        outs: [sets, batch, num_q_heads, head_dim].
+        expected: By block size, float64 of the shape of `outs`.
+        moved: Bytes that a call moves, at a block size of 1.
+    """
+
+    cell: Cell
+    pool: kv_pool.PagedPool
+    q: torch.Tensor
+    block_tables: list[torch.Tensor]
+    outs: torch.Tensor
+    expected: dict[int, torch.Tensor]
+    moved: float
+
+    def calls(self, block_size: int) -> list[Call]:
+        """The public call, one a set."""
+        pool = self.pool
+        tables = pool.row_tables if block_size == 1 else self.block_tables
+        k_rows, v_rows = (_whole_blocks(rows, block_size) for rows in (pool.k_rows, pool.v_rows))
+
+        def call(table: torch.Tensor, out: torch.Tensor) -> Call:
+            return lambda: ops.paged_decode_attention(
+                self.q, k_rows, v_rows, table, pool.seq_lens, out=out, block_size=block_size, backend="triton", **pool.scales
+            )
+
+        return [call(table, out) for table, out in zip(tables, self.outs, strict=True)]
+
+    def verified(self, calls: Sequence[Call], block_size: int) -> float:
+        """Makes each call once over poison and compares; raises `VerificationError`."""
+        self.outs.fill_(float("nan"))
+        for call in calls:
+            call()
+        return verify.check_decode(self.outs, self.expected[block_size], kv_dtype=self.cell.kv_dtype)
+
+
+def prepare(cell: Cell, device: torch.device) -> Prepared:
+    """Builds pool, tables and references of a cell."""
+    tokens = sum(cell.seq_lens)
+    num_q_heads, num_kv_heads, head_dim = cell.heads
+    kv_bytes = tokens * cell.row_elements * kv_pool.pool_dtype(cell.kv_dtype).itemsize
+    num_sets = min(_MOST_SETS, kv_pool.num_sets_for(kv_bytes, device))
+    heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    pool = kv_pool.paged_pool(seq_lens=list(cell.seq_lens), kv_dtype=cell.kv_dtype, device=device, num_sets=num_sets, **heads)
+    batch, width = pool.row_tables[0].shape
+    max_blocks = -(-width // _BLOCK_SIZE)
+    blocks = pool.k_rows.shape[0] // _BLOCK_SIZE
+    generator = torch.Generator().manual_seed(5)
+    scattered = torch.randperm(blocks, generator=generator).to(device).int()
+    # Where the pool has too few blocks for all sets and for what no token is in, a block is taken again.
+    a_set = torch.arange(batch * max_blocks, device=device)
+    block_tables = [scattered[(i * len(a_set) + a_set) % blocks].view(batch, max_blocks) for i in range(num_sets)]
+    q = kv_pool.random_values((batch, num_q_heads, head_dim), torch.float16, device, seed=7)
+    inside = torch.arange(_BLOCK_SIZE, dtype=torch.int32, device=device)
+    as_rows = [(table[:, :, None] * _BLOCK_SIZE + inside).flatten(1) for table in block_tables]
+
+    def expected(tables: Sequence[torch.Tensor]) -> torch.Tensor:
+        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
+        return torch.stack([verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **scales) for table in tables])
+
+    outs = torch.empty(num_sets, *q.shape, dtype=q.dtype, device=device)
+    moved = float(kv_bytes + 4 * (tokens + batch) + 2 * q.numel() * q.element_size())
+    return Prepared(cell, pool, q, block_tables, outs, {1: expected(pool.row_tables), _BLOCK_SIZE: expected(as_rows)}, moved)
+
+
+def _whole_blocks(rows: torch.Tensor, block_size: int) -> torch.Tensor:
+    return rows[: rows.shape[0] // block_size * block_size]
+
+
+@dataclass
+class Trial:
+    """The measurements of one sitting.
+
+    Attributes:
+        device: Where.
+        results: Where they go.
+        ends_s: When it has to be over, on the clock of `now_s`.
+    """
+
+    device: torch.device
+    results: Results
+    ends_s: float
+    failed: int = field(default=0)
+
+    def cell(self, cell: Cell, ends_s: float) -> None:
+        """Measures a cell until its share of the time is over: configs, then peers, then the best again and over a block table."""
+        prepared = prepare(cell, self.device)
+        times: dict[Any, list[float]] = {}
+        last_s = ends_s - _FINAL_SHARE * (ends_s - now_s())
+        for config in short_list(cell.sizes, cell.kv_dtype):
+            if times and now_s() > last_s:
+                break
+            if (reading := self.reading(prepared, config, 1)) is not None:
+                times[config] = [reading]
+        for name, calls, checked in trial_peers.peers(prepared.q, prepared.pool, prepared.outs):
+            self.peer(prepared, name, calls, checked)
+        best = sorted(times, key=lambda config: times[config][0])[:_FINAL]
+        for _ in range(_FINAL_ROUNDS):
+            for config in best:
+                if now_s() < ends_s and (reading := self.reading(prepared, config, 1)) is not None:
+                    times[config].append(reading)
+        for config in best:
+            if now_s() < ends_s or config is best[0]:
+                self.reading(prepared, config, _BLOCK_SIZE)
+
+    def reading(self, prepared: Prepared, config: Any, block_size: int) -> float | None:
+        """Verifies and times a config; microseconds, or None where it failed, which is written too."""
+        told = {"what": "ours", "cell": prepared.cell.label, "block_size": block_size, "config": dataclasses.asdict(config)}
+        calls = prepared.calls(block_size)
+        try:
+            with tuned.overridden(KERNEL, config):
+                difference = prepared.verified(calls, block_size)
+                latency_us = self._timed(prepared, calls, poison=lambda: prepared.outs.fill_(float("nan")))
+                verify.check_decode(prepared.outs, prepared.expected[block_size], kv_dtype=prepared.cell.kv_dtype)
+        except Exception as error:  # a config that does not compile, fit or compute is told, and the trial goes on
+            self.not_measured(told, error)
+            return None
+        self.results.add(told, latency_us=latency_us, moved=prepared.moved, max_abs_diff=difference)
+        return latency_us
+
+    def peer(self, prepared: Prepared, name: str, calls: Sequence[Call], checked: Sequence[Call]) -> None:
+        """The same for another implementation, over K and V that were gathered beforehand; `checked` also write to the outputs."""
+        told = {"what": name, "cell": prepared.cell.label, "block_size": None, "config": None}
+        try:
+            difference = prepared.verified(checked, 1)
+            latency_us = self._timed(prepared, calls)
+        except Exception as error:  # a backend that is not available here is told
+            self.not_measured(told, error)
+            return
+        self.results.add(told, latency_us=latency_us, moved=prepared.moved, max_abs_diff=difference)
+
+    def host(self) -> None:
+        """What a call costs the host, beside the bare Triton launch that it ends in."""
+        if self.device.type != "cuda":
+            return
+        prepared = prepare(Cell("1x1k float16", (1024,), "float16"), self.device)
+        call = prepared.calls(1)[0]
+        call()
+        launch = trial_peers.bare_launch(call)
+        told = {"cell": prepared.cell.label, "block_size": 1, "config": None}
+        for name, timed in (("host of the public op", call), ("host of the bare launch", launch)):
+            self.results.add({"what": name, **told}, latency_us=bench(timed, device=self.device).host_us, moved=None, max_abs_diff=None)
+
+    def _timed(self, prepared: Prepared, calls: Sequence[Call], poison: Call = do_nothing) -> float:
+        return float(bench_graph(calls, device=self.device, set_bytes=prepared.moved, rep_ms=_REP_MS, poison=poison).reading_us)
+
+    def not_measured(self, told: dict[str, Any], error: Exception) -> None:
+        """Tells why something has no number."""
+        lines = str(error).splitlines()
+        self.failed += 1
+        self.results.add(told, reason=f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}")
+
+
+def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float) -> None:
+    """Fills Triton's cache in forked processes, which take the cells' configs in turn, on the stand-in of this machine's GPU."""
+    from asv_bench import compiled
+
+    own = compiled.this_device()
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_compile_some, args=(chosen, own, first, jobs)) for first in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(max(0.0, ends_s - now_s()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step: int) -> None:
+    from triton.runtime.jit import JITFunction
+
+    from asv_bench.stand_in import DEVICES, standing_in
+
+    figures = {name: own[name] for name in ("name", "multiprocessors", "l2_bytes")}
+    device = dataclasses.replace(DEVICES["sm_{}{}".format(*own["capability"])], **figures)
+    original = JITFunction.run
+
+    def compiled_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        del warmup
+        return original(kernel, *args, warmup=True, **kwargs)
+
+    JITFunction.run = compiled_only
+    with standing_in(device) as cuda:
+        for cell, config, block_size in _to_compile(chosen)[first::step]:
+            try:
+                _call_on_stand_in(cell, config, block_size, cuda)
+            except Exception as error:  # the trial meets it again, and tells it
+                print(f"compiling for {cell.label}: {type(error).__name__}", file=sys.stderr)
+
+
+def _to_compile(chosen: Sequence[Cell]) -> list[tuple[Cell, Any, int]]:
+    """One call for each thing that has to be compiled: configs best guess first, those over a block table later."""
+    ranked: dict[tuple[Any, ...], tuple[int, Cell, Any, int]] = {}
+    for cell in chosen:
+        narrow = _rows_of(cell) * cell.row_elements // (2 if cell.kv_dtype == "e4m3" else 1) < 2**31
+        for rank, config in enumerate(short_list(cell.sizes, cell.kv_dtype)):
+            for block_size in (1, _BLOCK_SIZE):
+                same = dataclasses.replace(config, num_splits=None, programs_per_sm=1)
+                key = (same, cell.kv_dtype, narrow, len(cell.seq_lens) // 32, block_size)
+                ranked.setdefault(key, (rank + (_FINAL if block_size > 1 else 0), cell, config, block_size))
+    return [(cell, config, block_size) for _, cell, config, block_size in sorted(ranked.values(), key=lambda entry: entry[0])]
+
+
+def _rows_of(cell: Cell) -> int:
+    """About the rows of the pool that `prepare` makes: what decides whether offsets fit in 32 bits."""
+    return 2 * sum(cell.seq_lens)
+
+
+def _call_on_stand_in(cell: Cell, config: Any, block_size: int, cuda: torch.device) -> None:
+    """The public call with a config, on tensors that are not there."""
+    batch = len(cell.seq_lens)
+    num_q_heads, num_kv_heads, head_dim = cell.heads
+    rows = -(-_rows_of(cell) // block_size) * block_size
+    pool = torch.empty(rows, 2 * num_kv_heads, head_dim, dtype=kv_pool.pool_dtype(cell.kv_dtype), device=cuda)
+    q = torch.empty(batch, num_q_heads, head_dim, dtype=torch.float16, device=cuda)
+    table = torch.empty(batch, -(-max(cell.seq_lens) // block_size), dtype=torch.int32, device=cuda)
+    lens = torch.empty(batch, dtype=torch.int32, device=cuda)
+    scales = {"k_scale": 0.5, "v_scale": 0.25} if cell.kv_dtype == "e4m3" else {}
+    k_rows, v_rows = pool[:, :num_kv_heads], pool[:, num_kv_heads:]
+    with tuned.overridden(KERNEL, config):
+        ops.paged_decode_attention(q, k_rows, v_rows, table, lens, block_size=block_size, backend="triton", **scales)
+
+
+def main(argv: Sequence[str], device_context: Any) -> int:
+    """The command; returns the exit status: 0, 1 where something failed, 2 where nothing is selected."""
+    parser = argparse.ArgumentParser(prog="python -m asv_bench.tune --trial", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--json", type=Path, required=True, help="file to write, anew after each result")
+    parser.add_argument("--seconds", type=float, default=540.0, help="time for all of it")
+    parser.add_argument("--select", default="", help="regular expression over the cells' labels, such as '32x32k|1x1k'")
+    jobs = max(1, len(os.sched_getaffinity(0)) - 2)
+    parser.add_argument("--jobs", type=int, default=jobs, help="processes that compile beforehand; 0 compiles at the first call")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes")
+    arguments = parser.parse_args(argv)
+    began_s = now_s()
+    ends_s = began_s + arguments.seconds
+    chosen = [cell for cell in cells(quick=arguments.quick) if re.search(arguments.select, cell.label)]
+    if not chosen:
+        print(f"--select {arguments.select!r} finds no cell; leave it out to see them all", file=sys.stderr)
+        return 2
+    with device_context() as device:
+        if arguments.jobs and device.type == "cuda":
+            compile_beforehand(chosen, arguments.jobs, began_s + 0.4 * arguments.seconds)
+        results = Results(arguments.json, device, quick=arguments.quick)
+        print(f"compiled and ceilings read in {now_s() - began_s:.0f} s", flush=True)
+        trial = Trial(device, results, ends_s)
+        trial.host()
+        for place, cell in enumerate(chosen):
+            left_s = ends_s - now_s()
+            if left_s <= 0:
+                print(f"the time is over before {cell.label}", file=sys.stderr)
+                break
+            try:
+                trial.cell(cell, now_s() + left_s / (len(chosen) - place))
+            except Exception as error:  # a cell that does not fit the device's memory, say; the others are measured
+                trial.not_measured({"what": "cell", "cell": cell.label, "block_size": None, "config": None}, error)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        print(results.summary())
+    return 1 if trial.failed else 0

@@ -1,0 +1,134 @@
+"""A call that is like an earlier one skips validation and dispatch; one that differs in anything that these look at does not."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rapid_llm.errors import BackendError, DTypeError, RapidLLMError, ScaleError, ShapeError
+from rapid_llm.kernels.ops import attention, paged_decode_attention, registry
+from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, set_perf_provider
+from rapid_llm.kernels.ops.tuned import overridden
+
+Arguments = dict[str, Any]
+
+
+def arguments(**changes: Any) -> Arguments:
+    pool = torch.randn(12, 4, 16).half()
+    made = {
+        "q": torch.randn(3, 4, 16).half(),
+        "k_rows": pool[:, :2],
+        "v_rows": pool[:, 2:],
+        "row_table": torch.arange(12, dtype=torch.int32).view(3, 4),
+        "seq_lens": torch.tensor([4, 1, 3], dtype=torch.int32),
+    }
+    return {**made, **changes}
+
+
+@pytest.fixture
+def validated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by an entry for each call that is validated."""
+    seen: list[str] = []
+    original = attention.decode_request
+
+    def counted(*args: Any) -> Any:
+        seen.append("validated")
+        return original(*args)
+
+    monkeypatch.setattr(attention, "decode_request", counted)
+    attention._accepted.cache_clear()
+    return seen
+
+
+def test_a_like_call_is_validated_once(validated: list[str]) -> None:
+    """Other tensors and values of the same form are like it."""
+    outputs = [paged_decode_attention(**arguments()) for _ in range(3)]
+    assert validated == ["validated"]
+    assert not torch.equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"q": torch.zeros(3, 8, 16).half()},
+        {"q": torch.zeros(3, 5, 16).half()[:, :4]},
+        {"k_rows": torch.zeros(12, 2, 16).half()},
+        {"k_rows": torch.zeros(13, 2, 16).half(), "v_rows": torch.zeros(13, 2, 16).half()},
+        {"k_rows": torch.zeros(12, 2, 16, dtype=torch.uint8), "v_rows": torch.zeros(12, 2, 16, dtype=torch.uint8)},
+        {"row_table": torch.zeros(3, 5, dtype=torch.int32)},
+        {"row_table": torch.zeros(3, 8, dtype=torch.int32)[:, :4]},
+        {"seq_lens": torch.zeros(6, dtype=torch.int32)[:3], "out": torch.zeros(3, 4, 16).half()},
+        {"block_size": 2, "row_table": (torch.arange(12, dtype=torch.int32) % 6).view(3, 4)},
+        {"backend": "torch"},
+    ],
+)
+def test_what_differs_is_validated_again(validated: list[str], changes: Arguments) -> None:
+    paged_decode_attention(**arguments())
+    paged_decode_attention(**arguments(**changes))
+    assert len(validated) == 2
+
+
+def test_what_decides_is_looked_at_in_every_call(validated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry, the perf provider, a forced config and the environment: a decision made before they changed is stale."""
+    paged_decode_attention(**arguments())
+    before = set_perf_provider(None)
+    paged_decode_attention(**arguments())
+    set_perf_provider(before)
+    with overridden("triton_paged_decode", None):
+        paged_decode_attention(**arguments())
+    with registry.isolated():
+        registry.record_golden("torch_paged_decode", registry.get("triton_paged_decode").golden)
+        paged_decode_attention(**arguments())
+    assert len(validated) == 4
+    monkeypatch.setenv(FORCE_BACKEND_VARIABLE, "nobody")
+    with pytest.raises(BackendError):
+        paged_decode_attention(**arguments())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"q": None}, ShapeError),
+        ({"q": torch.zeros(3, 4)}, ShapeError),
+        ({"q": torch.zeros(3, 4, 16)}, DTypeError),
+        ({"seq_lens": torch.zeros(2, dtype=torch.int32)}, ShapeError),
+        ({"row_table": torch.zeros(3, 4, dtype=torch.int64)}, DTypeError),
+        ({"out": torch.zeros(3, 4, 16)}, DTypeError),
+        ({"out": torch.zeros(3, 4, 8).half()}, ShapeError),
+        ({"out": "out"}, ShapeError),
+        ({"k_scale": 1.0}, ScaleError),
+        ({"v_scale": True}, ScaleError),
+        ({"softmax_scale": math.nan}, ScaleError),
+        ({"softmax_scale": True}, ScaleError),
+        ({"block_size": 0}, ShapeError),
+        ({"block_size": True}, ShapeError),
+        ({"block_size": 1.0}, ShapeError),
+        ({"block_size": 5}, ShapeError),
+        ({"block_size": "2"}, ShapeError),
+    ],
+)
+def test_a_wrong_call_after_a_right_one_is_refused(changes: Arguments, error: type[RapidLLMError]) -> None:
+    for _ in range(2):
+        paged_decode_attention(**arguments())
+        with pytest.raises(error, match=r"^paged_decode_attention expected"):
+            paged_decode_attention(**arguments(**changes))
+
+
+def test_scales_are_looked_at_in_every_call() -> None:
+    """True is equal to 1.0, and is no scale."""
+    pool = torch.zeros(12, 4, 16, dtype=torch.uint8)
+    quantised = {"k_rows": pool[:, :2], "v_rows": pool[:, 2:]}
+    paged_decode_attention(**arguments(**quantised, k_scale=1.0, v_scale=1.0))
+    for bad in (True, 0.0, math.nan):
+        with pytest.raises(ScaleError):
+            paged_decode_attention(**arguments(**quantised, k_scale=bad, v_scale=1.0))
+
+
+def test_one_row_is_never_taken_as_known(validated: list[str]) -> None:
+    """Two storages may lie as near to each other as K and V of one row do."""
+    row = torch.zeros(1, 4, 16).half()
+    one = {"k_rows": row[:, :2], "v_rows": row[:, 2:], "row_table": torch.zeros(3, 1, dtype=torch.int32)}
+    for _ in range(2):
+        paged_decode_attention(**arguments(**one))
+    assert len(validated) == 2
