@@ -15,6 +15,7 @@ from tests.gate.conftest import Project
 SELECT = r"KVWritePrefill.*T=512 float16|\.Allocator.*bump"
 """A row that the plant slows down, and one that it leaves alone."""
 
+ONE_ROW = "KVWritePrefill.*T=512 float16"
 SLOWED = "bench_kv_write.KVWritePrefill.track_bandwidth"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,10 +29,10 @@ def _verdict(project: Project, root: Path) -> dict[str, Any]:
     return result
 
 
-def _asv_continuous(project: Project) -> subprocess.CompletedProcess[str]:
-    """One more round by asv itself, on top of the rounds that the gate had asv measure of the same two commits."""
+def _asv_continuous(project: Project, select: str) -> subprocess.CompletedProcess[str]:
+    """One more round by asv itself, on top of the rounds that the gate had asv measure of the same rows and commits."""
     more = ("-a", "rounds=1", "--append-samples", "--bench", r"^(?!bench_compiled\.)")
-    return project.run("asv", "continuous", "main", "HEAD", *more, RAPID_LLM_BENCH_SELECT=SELECT)
+    return project.run("asv", "continuous", "main", "HEAD", *more, RAPID_LLM_BENCH_SELECT=select)
 
 
 def test_a_planted_slowdown_is_a_regression_of_the_gate_and_of_asv(project: Project, root: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_planted_slowdown_is_a_regression_of_the_gate_and_of_asv(project: Proj
     assert again.returncode == 1
     assert _verdict(project, root) == data
 
-    by_asv = _asv_continuous(project)
+    by_asv = _asv_continuous(project, SELECT)
     assert by_asv.returncode == 1, by_asv.stdout
     assert any(line.startswith("| +") and SLOWED in line for line in by_asv.stdout.splitlines())
 
@@ -69,12 +70,12 @@ def test_the_same_change_reversed_is_an_improvement(project: Project, root: Path
     project.git("revert", "--no-edit", "HEAD")
 
     # One row at eight pairs: the sign-flip test still decides when one pair is turned by the machine's noise.
-    done = project.ci("gate", "--select", "KVWritePrefill.*T=512 float16", "--pairs", "8", "--no-compiled")
+    done = project.ci("gate", "--select", ONE_ROW, "--pairs", "8", "--no-compiled")
     assert done.returncode == 0, done.stdout + done.stderr
     data = _verdict(project, root)
     (row,) = [row for row in data["rows"] if row["verdict"] == "IMPROVED"]
     assert row["key"]["benchmark"] == SLOWED
     assert row["effect"] < -0.25
-    by_asv = _asv_continuous(project)
+    by_asv = _asv_continuous(project, ONE_ROW)
     assert by_asv.returncode == 0, by_asv.stdout
     assert "PERFORMANCE INCREASED" in by_asv.stdout
