@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from ci.model import CommitResult, GateResult
 from ci.options import parser
 from ci.repo import Repository
 from ci.results import load_commit
+from ci.rows import now_text
 from ci.run import Places, RunPlan
 from ci.terminal import render_terminal
 from ci.verdict_file import dump as dump_verdict
@@ -106,7 +106,7 @@ def _bisect(options: argparse.Namespace, console: Console) -> int:
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
     result = _compared(options)
-    result = replace(result, created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}")
+    result = replace(result, created_at=now_text())
     gating.publish(result, options.report, console)
     return result.exit_code
 

@@ -10,7 +10,6 @@ cannot be built would be. To look from older suites, check out a commit that has
 from __future__ import annotations
 
 import difflib
-import re
 import shutil
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from ci.lost_rows import listed
 from ci.model import GateResult, RowVerdict
 from ci.repo import Commit, Repository
 from ci.run import Places
+from ci.staged import pattern_of
 
 FILE = "bisect.json"
 _NEAREST = 3
@@ -133,7 +133,7 @@ def _compare(
 ) -> GateResult:
     """Measures one row of two commits in pairs, keeps the runs, and judges them."""
     places = Places(repository.root)
-    options = gate.Options(directory, select=f"^{re.escape(row)}$", pairs=pairs, compiled=False)
+    options = gate.Options(directory, select=pattern_of([row]), pairs=pairs, compiled=False)
     measured = gate.measure_pairs(places, device, (base, commit), options, console)
     kept = directory / "runs" / f"bisect-{base.short}-{commit.short}"
     shutil.rmtree(kept, ignore_errors=True)

@@ -27,6 +27,7 @@ from ci.errors import InputError
 from ci.jsonio import read_json, strict_dumps, write_atomic
 from ci.merge import load_all_kept, load_kept
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowVerdict
+from ci.rows import TIME_FORMAT
 from ci.sequential import LOOKS
 
 SCHEMA_ID: Literal["rapid_llm/case/1"] = "rapid_llm/case/1"
@@ -81,7 +82,7 @@ def read(directory: Path) -> CaseFile:
     try:
         case = msgspec.convert(read_json(path), CaseFile)
         re.compile(case.select or "")
-        datetime.datetime.strptime(case.created_at, "%Y-%m-%dT%H:%M:%SZ")
+        datetime.datetime.strptime(case.created_at, TIME_FORMAT)
     except msgspec.ValidationError as error:
         raise InputError(f"{path} does not follow {SCHEMA_ID}: {error}; run the gate again.") from error
     except re.error as error:
@@ -172,7 +173,7 @@ def _runs(directory: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _now(case: CaseFile) -> datetime.datetime:
-    return datetime.datetime.strptime(case.created_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
+    return datetime.datetime.strptime(case.created_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
 
 
 def selected(result: CommitResult, select: str | None, skip: Sequence[str] = ()) -> CommitResult:

@@ -86,7 +86,11 @@ def waive(rows: Sequence[RowOutcome], baseline: Baseline, now: datetime.datetime
     judged = []
     for row in rows:
         blind = row.mde80 is not None and row.mde80 > BLIND_MDE
-        if blind and row.verdict in (RowVerdict.PASS, RowVerdict.UNCONFIRMED) and (str(row.key), "BLIND") not in waivers:
+        if (
+            blind
+            and row.verdict in (RowVerdict.PASS, RowVerdict.CLEARED, RowVerdict.UNCONFIRMED)
+            and (str(row.key), "BLIND") not in waivers
+        ):
             size = "no size" if row.mde80 is None or math.isinf(row.mde80) else percent(row.mde80)
             reason = f"only a regression of {size} would be found, over {percent(BLIND_MDE)}; measure it better or waive it"
             row = replace(row, verdict=RowVerdict.BLIND, reason=reason)

@@ -7,7 +7,6 @@ HEAD is the merge-base, it is compared with itself, which shows what this machin
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import re
@@ -31,6 +30,7 @@ from ci.merge import load_kept
 from ci.model import CommitResult, GateResult, RowKey
 from ci.repo import Commit, Repository
 from ci.report import write_report
+from ci.rows import now_text
 from ci.run import Places, RunPlan
 from ci.sequential import LOOKS
 from ci.terminal import render_terminal
@@ -128,7 +128,7 @@ class Situation:
             skip=list(options.skip),
             notices=self.notices,
             compiled=options.compiled,
-            created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+            created_at=now_text(),
         )
 
     def pair(self) -> tuple[Commit, Commit]:

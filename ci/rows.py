@@ -54,6 +54,7 @@ SERVED_BY = {"dequant": ("dequant", "read-bandwidth")}
 WAIVED = "WAIVED"
 """Flag of a row whose verdict a waiver of the baseline excuses."""
 
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _FP8 = frozenset({"fp8", "float8_e4m3fn", "fp8_e4m3", "e4m3"})
 _MAX_NAMED_ROWS = 3
 
@@ -284,6 +285,11 @@ def assemble(
     return replace(result, rows=ordered, verdict=VERDICTS[code], exit_code=int(code), reason=reason)
 
 
+def now_text() -> str:
+    """The present, UTC, as verdicts and cases write it."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime(TIME_FORMAT)
+
+
 def blank_result(mode: str, device: str, base: str, head: CommitResult, notices: Sequence[str], runs: int) -> GateResult:
     """A result without rows and verdict, filled with what the head's processes say; `assemble` completes it.
 
@@ -307,5 +313,5 @@ def blank_result(mode: str, device: str, base: str, head: CommitResult, notices:
         ceilings={} if last is None else dict(last.ceilings),
         runs=runs,
         processes=max((len(row.samples) for row in head.rows.values()), default=0),
-        created_at=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_at=now_text(),
     )

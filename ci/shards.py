@@ -6,7 +6,6 @@ stay on one GPU. So shards take as long as each other, and no row is held agains
 
 from __future__ import annotations
 
-import datetime
 import re
 import shutil
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ci.jsonio import read_json, strict_dumps, write_atomic
 from ci.merge import load_kept, merge_runs
 from ci.model import GateResult
 from ci.repo import Commit, Repository
+from ci.rows import now_text
 from ci.run import RunPlan
 
 SCHEMA_ID: Literal["rapid_llm/shard/1"] = "rapid_llm/shard/1"
@@ -192,7 +192,7 @@ def verdict(root: Path, folders: Sequence[Path], directory: Path) -> GateResult:
         notices=list(dict.fromkeys(notice for shard, _ in shards for notice in shard.notices)),
         suites=None if first.mode == "aa" else lost_rows.suites(Repository(root), Commit(first.base, first.base[:12])),
         shards=first.count,
-        created_at=f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+        created_at=now_text(),
     )
     if first.mode == "baseline":
         _check_runs(root, first, directory, names)

@@ -29,13 +29,16 @@ _TOLD = {
 
 
 def open_rows(screen: GateResult, looks: Sequence[Look]) -> list[RowKey]:
-    """The rows that the next look has to measure; none where all are decided or the looks are used up."""
+    """The rows that the next look has to measure; none where all are decided, the looks are used up, or the machine moved."""
     family = screened_rows(screen)
     if not looks or not family:
         return family
     if len(looks) >= len(LOOKS):
         return []
-    left = {row.key for row in _decided(screen, looks).rows if row.verdict is RowVerdict.UNCONFIRMED}
+    decided = _decided(screen, looks)
+    if decided.unfit is not None:
+        return []
+    left = {row.key for row in decided.rows if row.verdict is RowVerdict.UNCONFIRMED and "MOVED" not in row.flags}
     return [key for key in family if key in left]
 
 
@@ -46,9 +49,9 @@ def unpaired_rows(screen: GateResult, looks: Sequence[Look]) -> list[RowKey]:
     return sorted(row.key for row in others if row.key in family and row.verdict in _BASE_LACKS)
 
 
-def pattern_of(keys: Collection[RowKey]) -> str:
-    """A regular expression that selects exactly these rows; controls run whatever is selected."""
-    return "|".join(f"^{re.escape(str(key))}$" for key in sorted(keys))
+def pattern_of(rows: Collection[RowKey | str]) -> str:
+    """A regular expression that selects exactly these rows, by their keys or ids; controls run whatever is selected."""
+    return "|".join(f"^{re.escape(name)}$" for name in sorted(map(str, rows)))
 
 
 def confirm(
@@ -129,6 +132,8 @@ def _outcome(row: Pairs, decision: sequential.Decision, before: RowOutcome) -> R
 def _unpaired(before: RowOutcome, others: Sequence[RowOutcome], second: GateResult | None) -> RowOutcome:
     """A screened row that could not be paired: by two runs where it is the merge-base that lacks it, else as HEAD left it."""
     why = others[0].reason if others else "the pairs do not have it"
+    if others and others[0].verdict is RowVerdict.SKIPPED:
+        return replace(before, verdict=RowVerdict.INVALID, reason=f"screened, and the pairs skipped it: {why}; run the gate again")
     if not others or others[0].verdict in _BASE_LACKS:
         row = None if second is None else next((row for row in second.rows if row.key == before.key), None)
         if row is None:
@@ -157,8 +162,22 @@ def _surroundings(looks: Sequence[Look]) -> tuple[str | None, list[str]]:
 
 def _paired(looks: Sequence[Look], family: Collection[RowKey]) -> tuple[list[Pairs], list[RowOutcome]]:
     """Pairs of the family and of the controls over all looks, and outcomes of what cannot be paired."""
-    base, head = (joined([look[side] for look in looks], family) for side in (0, 1))
+    level = [_level(look) for look in looks]
+    base, head = (joined([look[side] for look in level], family) for side in (0, 1))
     return sort_out(base, head)
+
+
+def _level(look: Look) -> Look:
+    """As many samples of each row on both sides, so that a sample that one look lacks does not shift the pairs of the next."""
+    sides = []
+    for mine, other in (look, look[::-1]):
+        counts = {key: len(other.rows[key].samples) for key in mine.rows if key in other.rows}
+        rows = {
+            key: replace(row, samples=row.samples[: counts.get(key)], records=row.records[: counts.get(key)])
+            for key, row in mine.rows.items()
+        }
+        sides.append(replace(mine, rows=rows))
+    return sides[0], sides[1]
 
 
 def joined(runs: Sequence[CommitResult], family: Collection[RowKey]) -> CommitResult:

@@ -22,8 +22,9 @@ from ci.__main__ import main
 from ci.baseline import Waiver
 from ci.baseline_file import to_json
 from ci.case import CaseFile
+from ci.compare import waive
 from ci.errors import BaselineError, InputError
-from ci.model import CommitResult, GateResult, RowOutcome
+from ci.model import CommitResult, GateResult, RowOutcome, RowVerdict
 from ci.sequential import LOOKS
 from ci.verdict_file import dump
 
@@ -250,3 +251,52 @@ def test_rows_are_selected_exactly() -> None:
     assert [bool(re.search(pattern, str(key))) for key in keys] == [True, True]
     assert not re.search(pattern, f"{keys[0]}x")
     assert not re.search(pattern, f"x{keys[0]}")
+
+
+def test_a_sample_that_one_look_lacks_does_not_shift_the_pairs_of_the_next(report: Report) -> None:
+    """Noise common to both arms of a pair cancels only where sample i meets sample i."""
+    noisy_looks = [look(number, {}, ("decode_b",), sd=1e-6) for number in (1, 2)]
+    for number, arms in enumerate(noisy_looks):
+        together = np.exp(np.random.default_rng(number).normal(0, 0.05, 12))
+        for side, arm in enumerate(arms):
+            rows = {}
+            for key, row_ in arm.rows.items():
+                samples = tuple(float(x) for x in np.array(row_.samples) * together)
+                keep = 11 if (number, side, key.benchmark) == (0, 0, "decode_b") else 12
+                rows[key] = replace(row_, samples=samples[:keep], records=row_.records[:keep])
+            arms[side] = replace(arm, rows=rows)
+    pairs, _ = staged._paired([(arms[0], arms[1]) for arms in noisy_looks], {key for arms in noisy_looks for key in arms[0].rows})
+    (d,) = [pair.d for pair in pairs if pair.key.benchmark == "decode_b"]
+    assert d.size == 23
+    assert float(np.abs(d).max()) < 1e-4
+
+
+def test_a_screened_row_that_the_pairs_skip_is_no_pass(report: Report) -> None:
+    arms = [
+        replace(
+            arm,
+            rows={k: replace(r, state="skipped", samples=(), reason="no room") if not r.record.control else r for k, r in arm.rows.items()},
+        )
+        for arm in look(1, {}, ("decode_b",))
+    ]
+    run = head(factors=SLOW)
+    screen = cases.compare(cases.read(report(run)), [run], a_baseline(10))
+    result = staged.confirm(screen, [(arms[0], arms[1])], a_baseline(10))
+    assert (result.exit_code, row(result, "decode_b").verdict.value) == (3, "INVALID")
+    assert "no room" in row(result, "decode_b").reason
+
+
+def test_nothing_is_measured_on_when_the_machine_moved(report: Report) -> None:
+    run = head(factors=SLOW)
+    screen = cases.compare(cases.read(report(run)), [run], a_baseline(10))
+    base, tested = look(1, {"decode_b": 0.995}, ("decode_b",), sd=0.004)
+    assert staged.open_rows(screen, [(base, tested)])
+    moved = look(1, {"decode_b": 0.995}, ("decode_b",), sd=0.004, controls=0.9)
+    assert not staged.open_rows(screen, [(moved[0], moved[1])])
+
+
+def test_a_blind_row_that_was_cleared_is_blind_all_the_same() -> None:
+    known = next(row for row in cases.compare_baseline([head()], a_baseline(10)).rows if row.key.benchmark == "decode_b")
+    blind = replace(known, verdict=RowVerdict.CLEARED, mde80=0.2)
+    (judged,), _ = waive([blind], a_baseline(10), datetime.datetime(2026, 11, 30))
+    assert judged.verdict is RowVerdict.BLIND
