@@ -38,6 +38,8 @@ KERNEL = "triton_paged_decode"
 _HEADS, _QUICK_HEADS = (32, 8, 128), (4, 2, 16)
 """num_q_heads, num_kv_heads, head_dim."""
 _BLOCK_SIZE = 16
+_TILES = ((64, 4, 3), (128, 4, 2), (64, 4, 4), (128, 8, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3))
+"""block_n, num_warps, num_stages."""
 _REP_MS = 8.0
 _FINAL = 3
 """Configs of a cell that are read again at its end, and tried over a block table."""
@@ -108,23 +110,16 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
         return dataclasses.replace(rule, **known, **more)
 
     tried = [configs.DecodeConfig.default(sizes, kv_dtype)]
-    streams = [
-        made("stream", 64, 4, 3, 3), made("stream-swap", 64, 4, 2, 3), made("stream", 64, 4, 3, 2), made("stream", 64, 4, 4, 2),
-        made("stream-swap", 64, 4, 3, 2), made("stream", 128, 8, 3, 1), made("stream", 64, 4, 2, 3), made("stream", 64, 4, 3, 3, block_s=8),
-        made("stream-swap", 128, 8, 2, 1), made("stream", 128, 4, 2, 2), made("stream-swap", 128, 4, 2, 2), made("stream", 32, 4, 4, 3),
-        made("stream", 64, 4, 3, 4), made("stream", 64, 4, 3, 3, max_registers=168), made("stream-swap", 64, 4, 2, 3, max_registers=168),
-    ]  # fmt: skip
-    splits = [
-        made("split", 64, 4, 3, 2), made("swap", 64, 4, 2, 2), made("split", 64, 4, 3, 3), made("split", 64, 4, 3, 4),
-        made("split", 64, 4, 3, 1), made("swap", 64, 4, 2, 3), made("split", 64, 4, 2, 3), made("split", 64, 4, 4, 2),
-        made("split", 32, 4, 3, 2), made("split", 64, 4, 3, 2, block_s=8), made("swap", 64, 4, 3, 2), made("split", 128, 8, 3, 1),
-        made("split", 128, 4, 2, 2), made("split", 32, 4, 4, 4), made("swap", 128, 8, 2, 1), made("swap", 64, 4, 2, 1),
-        made("split", 64, 4, 3, 2, block_s=16), made("swap", 128, 4, 2, 2), made("split", 32, 2, 4, 4),
-    ]  # fmt: skip
     if sizes["batch"] == 1:
-        tried += splits
+        tried += [made("split", *tile, per_sm) for per_sm in (1, 2) for tile in _TILES]
+        tried += [made("swap", *tile, per_sm) for per_sm in (1, 2) for tile in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 2))]
     else:
-        tried += [config for pair in zip(streams, splits, strict=False) for config in pair] + splits[len(streams) :]
+        # Several times as many programs as are resident even out what each of them takes, where the lengths are the same too.
+        tried += [made("split", *tile, per_sm) for per_sm in (2, 4, 8) for tile in _TILES]
+        tried += [made("swap", *tile, per_sm) for per_sm in (2, 4, 8) for tile in ((64, 4, 3), (128, 4, 2))]
+        tried += [made("stream", *tile, per_sm) for tile, per_sm in (((64, 4, 3), 3), ((64, 4, 3), 2), ((64, 4, 4), 2), ((128, 4, 2), 2))]
+        tried += [made("stream", 64, 4, 3, 3, block_s=block_s) for block_s in (2, 8, 16)]
+        tried += [made("stream", 128, 8, 3, 1), made("stream-swap", 64, 4, 3, 2), made("stream", 64, 4, 3, 6), made("stream", 128, 4, 2, 4)]
     return [config for config in dict.fromkeys(tried) if config.problem(sizes, kv_dtype) is None]
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "VARIANTS",
     "DecodeConfig",
     "WriteConfig",
+    "choose_block_s",
     "choose_config",
     "choose_num_programs",
     "choose_num_splits",
@@ -35,6 +36,7 @@ _STREAMED_PROGRAMS = 128
 what the prototype of these kernels needed at ragged lengths on an H200; it has not been measured for this code."""
 _FEW_PROGRAMS = 128
 _MAX_SPLITS = 128
+_MOST_MERGED = 16
 _MIN_TILES_PER_SPLIT = 2
 _MAX_ELEMENTS_PER_PROGRAM = 4096
 _FEW_TOKENS = 4096
@@ -54,7 +56,7 @@ class DecodeConfig:
         num_splits: Splits a sequence; None leaves it to `choose_num_splits`. A stream has none.
         variant: One of `VARIANTS`.
         programs_per_sm: Programs that a multiprocessor is to have at a time, for the rules of numbers of splits and programs.
-        block_s: Parts of a sequence that are merged at a time.
+        block_s: Parts of a sequence that are merged at a time; None leaves it to `choose_block_s`.
         max_registers: Most registers a thread, which also keeps the assembler from spilling some to have fewer; None leaves it to it.
     """
 
@@ -66,7 +68,7 @@ class DecodeConfig:
     num_splits: int | None = None
     variant: str = "split"
     programs_per_sm: int = 2
-    block_s: int = 4
+    block_s: int | None = None
     max_registers: int | None = None
 
     @property
@@ -123,7 +125,8 @@ class DecodeConfig:
         if self.block_d != rule.block_d:
             return f"block_d is {self.block_d} where these heads take {rule.block_d}"
         for name, least in (("block_m", _MIN_DOT), ("block_n", _MIN_DOT), ("block_s", 1)):
-            if (block := getattr(self, name)) < least or block & (block - 1):
+            block: int | None = getattr(self, name)
+            if block is not None and (block < least or block & (block - 1)):
                 return f"{name} is {block}, and the {self.variant} variant takes powers of two from {least}"
         if self.streamed and self.num_splits is not None:
             return f"num_splits is {self.num_splits}, and a stream has no splits"
@@ -228,6 +231,16 @@ def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n:
     wanted = programs_per_sm * num_sms // max(1, programs)
     most = tiles if tiles <= wanted else -(-tiles // _MIN_TILES_PER_SPLIT)
     return max(1, min(wanted, _MAX_SPLITS, most))
+
+
+def choose_block_s(num_parts: int) -> int:
+    """Parts that the merge takes at a time: all of them where they are few enough for the registers, since each further turn waits once
+    more for memory. Of three values only, so that a kernel is compiled for few.
+
+    Args:
+        num_parts: Parts of a sequence.
+    """
+    return next((block for block in (2, 4) if num_parts <= block), _MOST_MERGED)
 
 
 def choose_num_programs(head_blocks: int, num_tokens: int, num_sms: int, *, block_n: int, programs_per_sm: int = 2) -> int:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.e4m3 import widen_e4m3_pair
 
-__all__ = ["attend", "load_query", "normalised", "row_offsets", "table_rows"]
+__all__ = ["attend", "load_query", "normalised", "row_offsets"]
 
 
 @triton.jit
@@ -29,16 +29,21 @@ def row_offsets(rows, row_stride, NARROW: tl.constexpr):
 
 
 @triton.jit
-def table_rows(table_row, token, inside, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):
-    """Cache rows of tokens.
+def _table_entries(table_row, token, inside, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """Entries of a sequence's table for tokens.
 
     Args:
-        table_row: int32 pointer to a sequence's entries: of each token, or of each block of BLOCK_SIZE tokens.
+        table_row: int32 pointer to the sequence's entries: of each token, or of each block of BLOCK_SIZE tokens.
         token: int32 positions in the sequence, none negative where it is followed.
-        inside: Where MASKED, which tokens are followed; the others give row 0.
+        inside: Where MASKED, which tokens are followed; the others give entry 0.
     """
     place = token if BLOCK_SIZE == 1 else token // BLOCK_SIZE
-    entry = tl.load(table_row + place, mask=inside, other=0) if MASKED else tl.load(table_row + place)
+    return tl.load(table_row + place, mask=inside, other=0) if MASKED else tl.load(table_row + place)
+
+
+@triton.jit
+def _entry_rows(entry, token, BLOCK_SIZE: tl.constexpr):
+    """Cache rows of tokens with these entries."""
     return entry if BLOCK_SIZE == 1 else entry * BLOCK_SIZE + token % BLOCK_SIZE
 
 
@@ -142,12 +147,13 @@ def attend(
     else:
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Lanes past the end repeat the last token, so that garbage in the table is never followed. The rows of the next
-    # tile are loaded a tile ahead: they are what the loads of K and V wait for.
-    next_rows = table_rows(table_row, tl.minimum(first + token, last - 1), (token >= 0) & (first < last), BLOCK_SIZE, True)
+    # Lanes past the end repeat the last token, so that garbage in the table is never followed. The entries of the next tile are loaded a
+    # tile ahead: they are what the loads of K and V wait for. The loop carries what it loaded and nothing made of it, since a load that is
+    # used in its own iteration becomes a stage of the pipeline, and the loads of K and V are then no longer ahead.
+    next_entry = _table_entries(table_row, tl.minimum(first + token, last - 1), (token >= 0) & (first < last), BLOCK_SIZE, True)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
-        rows = next_rows
-        next_rows = table_rows(table_row, tl.minimum(start + BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
+        rows = _entry_rows(next_entry, tl.minimum(start + token, last - 1), BLOCK_SIZE)
+        next_entry = _table_entries(table_row, tl.minimum(start + BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
         k_offsets = row_offsets(rows, k_row_stride, NARROW)
         v_offsets = k_offsets if V_OFF != 0 else row_offsets(rows, v_row_stride, NARROW)
         k_pointers = k_base + k_offsets[:, None] + column

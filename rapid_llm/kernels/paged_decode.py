@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rapid_llm.kernels.configs import DecodeConfig, choose_num_programs, choose_num_splits
+from rapid_llm.kernels.configs import DecodeConfig, choose_block_s, choose_num_programs, choose_num_splits
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.e4m3 import PORTABLE_GAIN
@@ -24,8 +24,10 @@ __all__ = ["fits_32_bits", "paged_decode"]
 
 _LOG2_E = math.log2(math.e)
 _LEAST_BLOCK_B = 32
-_MERGED_ELEMENTS = 2048
-"""Elements of query heads that a merge takes at a time: what the registers of a few warps hold beside one part's."""
+_MERGED_PER_WARP = 2048
+"""Elements of parts that a warp takes at a time in a merge: 64 registers a thread."""
+_STREAM_PARTS = 4
+"""Parts of a sequence that a stream's merge is made for."""
 
 
 def fits_32_bits(num_rows: int, row_stride: int) -> bool:
@@ -170,8 +172,6 @@ def _planned(
         "BLOCK_N": config.block_n,
         "BLOCK_D": config.block_d,
         "BLOCK_SIZE": block_size,
-        "BLOCK_H": max(1, min(1 << (part_heads - 1).bit_length(), _MERGED_ELEMENTS // (columns * config.block_s))),
-        "BLOCK_S": config.block_s,
         "V_OFF": v_off,
         "NARROW": fits_32_bits(num_rows, row_stride),
         "SWAP": config.swapped,
@@ -191,6 +191,7 @@ def _planned(
         # Batches up to the least size share one compiled kernel.
         constants["BLOCK_B"] = max(_LEAST_BLOCK_B, 1 << (batch - 1).bit_length())
         parts = 2 * head_blocks * programs
+        block_s = config.block_s or _STREAM_PARTS
     else:
         splits = num_splits or config.num_splits
         if splits is None:
@@ -200,5 +201,8 @@ def _planned(
         launch, counts = paged_decode_kernel[head_blocks, splits, batch], (max_seq_len, splits)
         constants["SPLIT"] = splits > 1
         parts = head_blocks * batch * splits if splits > 1 else 0
+        block_s = config.block_s or choose_block_s(splits)
+    constants["BLOCK_S"] = block_s
+    constants["BLOCK_H"] = max(1, min(1 << (part_heads - 1).bit_length(), config.num_warps * _MERGED_PER_WARP // (columns * block_s)))
     gain = PORTABLE_GAIN if e4m3 and not convert else 1.0
     return _Plan(launch, counts, constants, parts * part_heads, head_blocks * batch, gain)

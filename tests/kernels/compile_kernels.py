@@ -49,7 +49,7 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         config = choose_config(4, head_dim, e4m3=e4m3, variant=variant)
         constants = {
             "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-            "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 2, "BLOCK_S": config.block_s,
+            "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 4, "BLOCK_S": 16,
             "V_OFF": 0 if head_dim == 256 else 1024, "NARROW": head_dim != 256, "SWAP": config.swapped, "E4M3": e4m3, "CONVERT": convert,
             "DOT_FP32": False, "STAGES": config.num_stages,
         }  # fmt: skip
