@@ -134,7 +134,7 @@ class Bench:
         except TimingError as error:
             outcome = ("invalid", str(error))
         except Exception as error:  # one row's fault is that row's alone
-            outcome = ("failed", f"{type(error).__name__}: {error}")
+            outcome = ("failed", f"{type(error).__name__}: {error}{_cache_to_look_at(error)}")
             if self.device.type == "cuda" and _device_lost(error):
                 raise
         finally:
@@ -307,10 +307,32 @@ def _hash(prepared: Prepared) -> str | None:
     return digest.hexdigest()[:16]
 
 
+def _cache_to_look_at(error: Exception) -> str:
+    """What to do where the error is one that a damaged file in Triton's cache gives."""
+    if not isinstance(error, json.JSONDecodeError) and "kernel image is invalid" not in str(error):
+        return ""
+    from triton import knobs
+
+    return f"; Triton's cache in {knobs.cache.dir} may be damaged: delete it and run again"
+
+
 def _device_lost(error: Exception) -> bool:
     """Whether the CUDA context is beyond use: the process has to end, and another goes on with the next row."""
     text = str(error)
-    return isinstance(error, RuntimeError) and ("CUDA error" in text or "Triton Error [CUDA]" in text) and "out of memory" not in text
+    return (
+        isinstance(error, RuntimeError)
+        and ("CUDA error" in text or "Triton Error [CUDA]" in text)
+        and not any(harmless in text for harmless in ("out of memory", "kernel image is invalid"))
+    )
+
+
+def _bench(device: torch.device) -> Bench:
+    try:
+        return Bench(device)
+    except Exception as error:
+        if told := _cache_to_look_at(error):
+            raise SystemExit(f"{type(error).__name__}: {error}{told}") from error
+        raise
 
 
 def main() -> None:
@@ -324,7 +346,7 @@ def main() -> None:
 
         check_checkout()
         rows = {row.id: row for row in all_rows()}
-        machine = Bench(choose_device())
+        machine = _bench(choose_device())
         say(machine.header())
         for number, row_id in enumerate(wanted, 1):
             say({"event": "start", "row": row_id, "number": number, "of": len(wanted)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def plant(project: Project, code: str) -> None:
 
 def rows_of(project: Project) -> dict[str, RowResult]:
     kept = load_kept(project.path / "kept")
-    return {key.params[0].split()[1]: row for key, row in kept.rows.items() if key.benchmark.endswith("KVWriteDecode.track_calls")}
+    rows = {key.params[0]: row for key, row in kept.rows.items() if key.benchmark.endswith("KVWriteDecode.track_calls")}
+    return {name.split()[1]: row for name, row in rows.items() if " float16 " in name}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -80,11 +82,14 @@ def test_a_damaged_triton_cache_is_made_again(project: Project, tmp_path: Path) 
     for path in damaged:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     done = project.ci(*command, "second", **env)
-    # Whatever Triton makes of it: a row has a verified number, or says why it has none.
-    assert done.returncode in (0, 3), done.stdout + done.stderr
+    # Whatever Triton makes of it: no number that was not measured, no traceback, and what does not run says where to look.
+    said = done.stdout + done.stderr
+    assert done.returncode in (0, 3), said
     assert "Traceback" not in done.stderr
-    for row in load_kept(project.path / "second").rows.values():
-        assert row.state in ("measured", "skipped") or row.reason
+    if done.returncode == 3:
+        assert "may be damaged: delete it and run again" in " ".join(said.split()), said
+    shutil.rmtree(cache)
+    assert project.ci(*command, "third", **env).returncode == 0
 
 
 def test_two_gates_on_one_gpu_are_one_too_many(project: Project, tmp_path: Path) -> None:
