@@ -38,8 +38,11 @@ KERNEL = "triton_paged_decode"
 _HEADS, _QUICK_HEADS = (32, 8, 128), (4, 2, 16)
 """num_q_heads, num_kv_heads, head_dim."""
 _BLOCK_SIZE = 16
-_TILES = ((64, 4, 3), (128, 4, 2), (64, 4, 4), (128, 8, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3))
-"""block_n, num_warps, num_stages."""
+_TILES = (
+    ("split", (64, 4, 3)), ("split", (128, 4, 2)), ("split", (64, 4, 4)), ("swap", (64, 4, 3)),
+    ("split", (64, 4, 2)), ("split", (64, 8, 3)), ("split", (128, 8, 3)), ("swap", (64, 4, 4)),
+)  # fmt: skip
+"""Variant; block_n, num_warps, num_stages."""
 _REP_MS = 8.0
 _FINAL = 3
 """Configs of a cell that are read again at its end, and tried over a block table."""
@@ -111,15 +114,12 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
 
     tried = [configs.DecodeConfig.default(sizes, kv_dtype)]
     if sizes["batch"] == 1:
-        tried += [made("split", *tile, per_sm) for per_sm in (1, 2) for tile in _TILES]
-        tried += [made("swap", *tile, per_sm) for per_sm in (1, 2) for tile in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 8, 2))]
+        tried += [made(variant, *tile, per_sm) for per_sm in (1, 2, 3) for variant, tile in _TILES[:6]]
     else:
         # Several times as many programs as are resident even out what each of them takes, where the lengths are the same too.
-        tried += [made("split", *tile, per_sm) for per_sm in (2, 4, 8) for tile in _TILES]
-        tried += [made("swap", *tile, per_sm) for per_sm in (2, 4, 8) for tile in ((64, 4, 3), (128, 4, 2))]
-        tried += [made("stream", *tile, per_sm) for tile, per_sm in (((64, 4, 3), 3), ((64, 4, 3), 2), ((64, 4, 4), 2), ((128, 4, 2), 2))]
-        tried += [made("stream", 64, 4, 3, 3, block_s=block_s) for block_s in (2, 8, 16)]
-        tried += [made("stream", 128, 8, 3, 1), made("stream-swap", 64, 4, 3, 2), made("stream", 64, 4, 3, 6), made("stream", 128, 4, 2, 4)]
+        tried += [made(variant, *tile, per_sm) for per_sm in (2, 4, 8) for variant, tile in _TILES]
+        tried += [made("stream", *tile, per_sm) for tile, per_sm in (((64, 4, 3), 2), ((64, 4, 4), 2), ((128, 4, 2), 2), ((128, 8, 3), 1))]
+        tried += [made("stream", 64, 4, 3, 3, block_s=block_s) for block_s in (2, 8)] + [made("stream-swap", 64, 4, 3, 2)]
     return [config for config in dict.fromkeys(tried) if config.problem(sizes, kv_dtype) is None]
 
 

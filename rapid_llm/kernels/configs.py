@@ -229,6 +229,8 @@ def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n:
     """
     tiles = -(-max_seq_len // block_n)
     wanted = programs_per_sm * num_sms // max(1, programs)
+    if wanted > _MOST_MERGED:
+        wanted -= wanted % _MOST_MERGED  # the merge has no turn for one part
     most = tiles if tiles <= wanted else -(-tiles // _MIN_TILES_PER_SPLIT)
     return max(1, min(wanted, _MAX_SPLITS, most))
 

@@ -12,6 +12,9 @@ Source:
 import triton
 import triton.language as tl
 
+_PARTS_WEIGHED = tl.constexpr(64)
+"""Parts whose weights are looked at at a time."""
+
 __all__ = ["is_last_to_arrive", "merge_parts", "store_part"]
 
 
@@ -80,36 +83,53 @@ def merge_parts(
         BLOCK_H, BLOCK_S, BLOCK_C: Query heads and parts at a time, and columns: powers of two.
     """
     column = tl.arange(0, BLOCK_C)
-    lane = tl.arange(0, BLOCK_S)
     column_inside = column < HEAD_DIM
+    lane = tl.arange(0, BLOCK_S)
+    many = tl.arange(0, _PARTS_WEIGHED)
     for chunk in tl.static_range(0, HEADS, BLOCK_H):
         member = chunk + tl.arange(0, BLOCK_H)
         member_inside = (member < HEADS) & (member < heads_left)
-        running_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
-        running_sum = tl.zeros([BLOCK_H], tl.float32)
+        # The weights' maximum and sum first, so that the turns over the outputs have nothing to wait for but their own loads.
+        highest = tl.full([BLOCK_H], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_H], tl.float32)
+        for start in range(0, count, _PARTS_WEIGHED):
+            lse = _load_lse(part_lse_ptr, first_part, next_part, step, start + many, count, member, member_inside, HEADS)
+            new_highest = tl.maximum(highest, tl.max(lse, 0))
+            # While no part has had a token, every exponent would be -inf - -inf.
+            reference = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+            total = total * tl.exp2(highest - reference) + tl.sum(tl.exp2(lse - reference[None, :]), 0)
+            highest = new_highest
+        reference = tl.where(highest == float("-inf"), 0.0, highest)
+        inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
         acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
         for start in range(0, count, BLOCK_S):
             place = start + lane
-            part = tl.where(place == 0, first_part, next_part + place * step)
-            cell = part[:, None] * HEADS + member[None, :]
+            lse = _load_lse(part_lse_ptr, first_part, next_part, step, place, count, member, member_inside, HEADS)
+            cell = _part(first_part, next_part, step, place)[:, None] * HEADS + member[None, :]
             inside = (place < count)[:, None] & member_inside[None, :]
             # Past the first level of cache, which other multiprocessors do not write to.
-            lse = tl.load(part_lse_ptr + cell, mask=inside, other=float("-inf"), cache_modifier=".cg")
             tile = tl.load(
                 part_out_ptr + cell[:, :, None] * HEAD_DIM + column[None, None, :],
                 mask=inside[:, :, None] & column_inside[None, None, :],
                 other=0.0,
                 cache_modifier=".cg",
             )
-            new_max = tl.maximum(running_max, tl.max(lse, 0))
-            # While no part has had a token, every exponent would be -inf - -inf.
-            reference = tl.where(new_max == float("-inf"), 0.0, new_max)
-            weights = tl.exp2(lse - reference[None, :])
-            decay = tl.exp2(running_max - reference)
-            running_sum = running_sum * decay + tl.sum(weights, 0)
-            acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * tile, 0)
-            running_max = new_max
-        result = acc / tl.where(running_sum == 0.0, 1.0, running_sum)[:, None]
+            weights = tl.exp2(lse - reference[None, :]) * inverse[None, :]
+            acc += tl.sum(weights[:, :, None] * tile, 0)
         head = (first_head + member).to(tl.int64)
         out_pointers = out_row + head[:, None] * out_head_stride + column[None, :]
-        tl.store(out_pointers, result.to(out_row.dtype.element_ty), mask=member_inside[:, None] & column_inside[None, :])
+        tl.store(out_pointers, acc.to(out_row.dtype.element_ty), mask=member_inside[:, None] & column_inside[None, :])
+
+
+@triton.jit
+def _part(first_part, next_part, step, place):
+    """The part at a place, int64."""
+    return tl.where(place == 0, first_part, next_part + place * step)
+
+
+@triton.jit
+def _load_lse(part_lse_ptr, first_part, next_part, step, place, count, member, member_inside, HEADS: tl.constexpr):
+    """What `store_part` kept of the parts at these places, [places, heads]; -inf, which has no weight, where there is none."""
+    cell = _part(first_part, next_part, step, place)[:, None] * HEADS + member[None, :]
+    inside = (place < count)[:, None] & member_inside[None, :]
+    return tl.load(part_lse_ptr + cell, mask=inside, other=float("-inf"), cache_modifier=".cg")

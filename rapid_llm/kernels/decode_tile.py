@@ -147,13 +147,16 @@ def attend(
     else:
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Lanes past the end repeat the last token, so that garbage in the table is never followed. The entries of the next tile are loaded a
-    # tile ahead: they are what the loads of K and V wait for. The loop carries what it loaded and nothing made of it, since a load that is
-    # used in its own iteration becomes a stage of the pipeline, and the loads of K and V are then no longer ahead.
-    next_entry = _table_entries(table_row, tl.minimum(first + token, last - 1), (token >= 0) & (first < last), BLOCK_SIZE, True)
+    # Lanes past the end repeat the last token, so that garbage in the table is never followed. The entries of a tile are loaded two tiles
+    # ahead: they are what the loads of K and V wait for, and come from memory as these do. The loop carries what it loaded and nothing
+    # made of it, since a load that is used in its own iteration becomes a stage of the pipeline, and those of K and V are then not ahead.
+    tokens = first < last
+    entry = _table_entries(table_row, tl.minimum(first + token, last - 1), (token >= 0) & tokens, BLOCK_SIZE, True)
+    next_entry = _table_entries(table_row, tl.minimum(first + BLOCK_N + token, last - 1), (token >= 0) & tokens, BLOCK_SIZE, True)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
-        rows = _entry_rows(next_entry, tl.minimum(start + token, last - 1), BLOCK_SIZE)
-        next_entry = _table_entries(table_row, tl.minimum(start + BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
+        rows = _entry_rows(entry, tl.minimum(start + token, last - 1), BLOCK_SIZE)
+        entry = tl.maximum(next_entry, 0)
+        next_entry = _table_entries(table_row, tl.minimum(start + 2 * BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
         k_offsets = row_offsets(rows, k_row_stride, NARROW)
         v_offsets = k_offsets if V_OFF != 0 else row_offsets(rows, v_row_stride, NARROW)
         k_pointers = k_base + k_offsets[:, None] + column

@@ -162,7 +162,7 @@ def test_a_larger_call_takes_a_larger_workspace(make_cache: Any) -> None:
 
 
 def test_split_choice_depends_on_host_integers_only() -> None:
-    assert choose_num_splits(8, 8192, 132, block_n=64) == 33
+    assert choose_num_splits(8, 8192, 132, block_n=64) == 32
     assert choose_num_splits(8, 1024, 132, block_n=64) == 16
     assert choose_num_splits(8 * 256, 8192, 132, block_n=64) == 1
     assert choose_num_splits(1, 64, 132, block_n=64) == 1
