@@ -152,6 +152,11 @@ class _TorchOperations(TorchDispatchMode):
         super().__init__()
         self._launches = launches
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not, since nothing is compiled within it: to skip it torch would import all of its compiler, seconds of each process."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if not func.is_view and name not in _NO_KERNEL:

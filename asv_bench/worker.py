@@ -327,6 +327,9 @@ def _device_lost(error: Exception) -> bool:
 
 
 def _bench(device: torch.device) -> Bench:
+    # What the imports left stays: without it each look for garbage between two rows goes through all of torch again.
+    gc.collect()
+    gc.freeze()
     try:
         return Bench(device)
     except Exception as error:
