@@ -40,7 +40,7 @@ _HEADS, _QUICK_HEADS = (32, 8, 128), (4, 2, 16)
 _BLOCK_SIZE = 16
 _TILES = (
     ("split", (64, 4, 3)), ("split", (128, 4, 2)), ("split", (64, 4, 4)), ("swap", (64, 4, 3)),
-    ("split", (64, 4, 2)), ("split", (64, 8, 3)), ("split", (128, 8, 3)), ("swap", (64, 4, 4)),
+    ("split", (64, 4, 2)), ("split", (64, 8, 3)),
 )  # fmt: skip
 """Variant; block_n, num_warps, num_stages."""
 _REP_MS = 8.0
@@ -114,12 +114,13 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
 
     tried = [configs.DecodeConfig.default(sizes, kv_dtype)]
     if sizes["batch"] == 1:
-        tried += [made(variant, *tile, per_sm) for per_sm in (1, 2, 3) for variant, tile in _TILES[:6]]
+        tried += [made(variant, *tile, per_sm) for per_sm in (1, 2) for variant, tile in _TILES]
     else:
         # Several times as many programs as are resident even out what each of them takes, where the lengths are the same too.
-        tried += [made(variant, *tile, per_sm) for per_sm in (2, 4, 8) for variant, tile in _TILES]
-        tried += [made("stream", *tile, per_sm) for tile, per_sm in (((64, 4, 3), 2), ((64, 4, 4), 2), ((128, 4, 2), 2), ((128, 8, 3), 1))]
-        tried += [made("stream", 64, 4, 3, 3, block_s=block_s) for block_s in (2, 8)] + [made("stream-swap", 64, 4, 3, 2)]
+        tried += [made(variant, *tile, per_sm) for per_sm in (2, 4) for variant, tile in _TILES]
+        tried += [made("stream", *tile, per_sm) for tile, per_sm in (((64, 4, 3), 2), ((64, 4, 3), 3), ((128, 8, 3), 1))]
+        tried += [made("stream-swap", 64, 4, 3, 2), made("stream", 64, 4, 3, 3, block_s=8)]
+    tried = [dataclasses.replace(config, tiles_ahead=ahead) for config in tried for ahead in (config.tiles_ahead, 3 - config.tiles_ahead)]
     return [config for config in dict.fromkeys(tried) if config.problem(sizes, kv_dtype) is None]
 
 

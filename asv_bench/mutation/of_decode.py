@@ -65,8 +65,8 @@ FAULTS = (
         "lost-split",
         "The combination leaves out the last split.",
         _MERGE,
-        "inside = (place < count)[:, None]",
-        "inside = (place < count - 1)[:, None]",
+        "return tl.load(part_lse_ptr + cell, mask=inside,",
+        "return tl.load(part_lse_ptr + cell, mask=inside & (place < count - 1)[:, None],",
     ),
     _kernel(
         "unweighted-splits",

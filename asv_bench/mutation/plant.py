@@ -50,7 +50,7 @@ _SMALL = (
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64",
     ),
     Edit("rapid_llm/kernels/configs.py", "_FEW_TOKENS = 4096", "_FEW_TOKENS = 16"),
-    Edit("rapid_llm/kernels/configs.py", "_STREAMED_PROGRAMS = 128", "_STREAMED_PROGRAMS = 8"),
+    Edit("rapid_llm/kernels/configs.py", "_STREAMED_TOKENS = 128, 4096", "_STREAMED_TOKENS = 8, 1"),
 )
 
 

@@ -31,9 +31,15 @@ _FEWEST_REGISTERS, _MOST_REGISTERS = 32, 255
 _REGISTERS_OF_THREE = 168
 """Registers a thread with which three programs of four warps fit a multiprocessor's 65,536."""
 _MAX_PROGRAMS_PER_SM = 8
-_STREAMED_PROGRAMS = 128
-"""From this many programs on, the rule takes a stream: so many leave a sequence too few splits to even out the lengths. A hypothesis from
-what the prototype of these kernels needed at ragged lengths on an H200; it has not been measured for this code."""
+_STREAMED_PROGRAMS, _STREAMED_TOKENS = 128, 4096
+"""From this many programs on, with tables for so many tokens, the rule takes a stream: a sequence has too few splits to even out lengths
+that differ. On an H200 a stream took .80 (float16) and .78 (e4m3) of the time of the best splits at 32 ragged lengths up to 32k, at equal
+lengths 1.01 to 1.06 of it from 8k tokens on and 1.09 to 1.18 at 1k (docs/performance.md)."""
+_SHORT_TOKENS = 16384
+"""Up to so many tokens one program a multiprocessor reads a few sequences' float16 cache."""
+_LONG_CELLS = 2**20
+"""Tokens times programs from which the rule has four programs a multiprocessor read an e4m3 cache: they even out what each of them takes,
+and more parts to merge no longer count."""
 _FEW_PROGRAMS = 128
 _MAX_SPLITS = 128
 _MOST_MERGED = 16
@@ -57,6 +63,7 @@ class DecodeConfig:
         variant: One of `VARIANTS`.
         programs_per_sm: Programs that a multiprocessor is to have at a time, for the rules of numbers of splits and programs.
         block_s: Parts of a sequence that are merged at a time; None leaves it to `choose_block_s`.
+        tiles_ahead: Tiles that the entries of the table are loaded ahead, 1 or 2.
         max_registers: Most registers a thread, which also keeps the assembler from spilling some to have fewer; None leaves it to it.
     """
 
@@ -70,6 +77,7 @@ class DecodeConfig:
     programs_per_sm: int = 2
     block_s: int | None = None
     max_registers: int | None = None
+    tiles_ahead: int = 1
 
     @property
     def swapped(self) -> bool:
@@ -90,12 +98,18 @@ class DecodeConfig:
             kv_dtype: As of the request.
         """
         group = sizes["num_q_heads"] // sizes["num_kv_heads"]
-        config = choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3")
+        e4m3 = kv_dtype == "e4m3"
+        config = choose_config(group, sizes["head_dim"], e4m3=e4m3)
         programs = sizes["batch"] * sizes["num_kv_heads"] * -(-group // config.block_m)
-        stream = choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3", variant="stream")
-        if sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS and stream.problem(sizes, kv_dtype) is None:
+        stream = choose_config(group, sizes["head_dim"], e4m3=e4m3, variant="stream")
+        many = sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS
+        if many and sizes["max_seq_len"] >= _STREAMED_TOKENS and stream.problem(sizes, kv_dtype) is None:
             return stream
-        return config
+        if e4m3:
+            return dataclasses.replace(config, programs_per_sm=4) if programs * sizes["max_seq_len"] >= _LONG_CELLS else config
+        # Few and short: fewer parts to merge are worth more than more programs.
+        few = programs <= _FEW_PROGRAMS // 8 and sizes["max_seq_len"] <= _SHORT_TOKENS
+        return dataclasses.replace(config, programs_per_sm=1) if few else config
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[DecodeConfig]:
@@ -110,11 +124,13 @@ class DecodeConfig:
                 # A small tile has nothing for eight warps to do; four stages of the large one leave a multiprocessor one program.
                 if (block_n, num_warps) == (tokens[0], 8) or (block_n, num_stages) == (tokens[1], 4):
                     continue
-                tile = dataclasses.replace(rule, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
-                if rule.streamed:
-                    made += [dataclasses.replace(tile, programs_per_sm=n) for n in (2, 3) if sizes["batch"] > 1]
-                else:
-                    made += [dataclasses.replace(tile, num_splits=n) for n in _splits_to_try(sizes, rule.block_m, block_n)]
+                for ahead in (1, 2) if (block_n, num_warps, num_stages) == (tokens[0], 4, 3) else (rule.tiles_ahead,):
+                    sizes_of = {"block_n": block_n, "num_warps": num_warps, "num_stages": num_stages, "tiles_ahead": ahead}
+                    tile = dataclasses.replace(rule, **sizes_of)
+                    if rule.streamed:
+                        made += [dataclasses.replace(tile, programs_per_sm=n) for n in (2, 3) if sizes["batch"] > 1]
+                    else:
+                        made += [dataclasses.replace(tile, num_splits=n) for n in _splits_to_try(sizes, rule.block_m, block_n)]
         return [config for config in dict.fromkeys(made) if config.problem(sizes, kv_dtype) is None]
 
     def problem(self, sizes: Mapping[str, int], kv_dtype: str) -> str | None:
@@ -138,6 +154,8 @@ class DecodeConfig:
             return f"num_splits is {self.num_splits}, outside 1 to {_MAX_SPLITS}"
         if not 1 <= self.programs_per_sm <= _MAX_PROGRAMS_PER_SM:
             return f"programs_per_sm is {self.programs_per_sm}, outside 1 to {_MAX_PROGRAMS_PER_SM}"
+        if self.tiles_ahead not in (1, 2):
+            return f"tiles_ahead is {self.tiles_ahead}, neither 1 nor 2"
         if self.max_registers is not None and not _FEWEST_REGISTERS <= self.max_registers <= _MOST_REGISTERS:
             return f"max_registers is {self.max_registers}, outside {_FEWEST_REGISTERS} to {_MOST_REGISTERS}"
         return _launch_problem(self.num_warps, self.num_stages)
@@ -212,6 +230,8 @@ def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "spli
         programs_per_sm=3 if streamed else 2,
         # With more query heads than a dot needs, the assembler spills in the loop on sm_86 when it is left to itself.
         max_registers=_REGISTERS_OF_THREE if block_m > _MIN_DOT else None,
+        # Half the bytes of a tile take half the time, and the table is waited for.
+        tiles_ahead=2 if e4m3 else 1,
     )
 
 

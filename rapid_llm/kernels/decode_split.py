@@ -60,6 +60,7 @@ def paged_decode_kernel(
     BLOCK_S: tl.constexpr,
     V_OFF: tl.constexpr,
     NARROW: tl.constexpr,
+    AHEAD: tl.constexpr,
     SPLIT: tl.constexpr,
     SWAP: tl.constexpr,
     E4M3: tl.constexpr,
@@ -83,7 +84,7 @@ def paged_decode_kernel(
         BLOCK_M: Query heads a program; BLOCK_N: tokens a tile; BLOCK_D: columns a load, for E4M3 of pairs.
         BLOCK_SIZE: Tokens an entry of the table.
         BLOCK_H, BLOCK_S: Query heads and parts that the merge takes at a time.
-        V_OFF, NARROW, SWAP: As of `attend` and `row_offsets`.
+        V_OFF, NARROW, AHEAD, SWAP: As of `attend` and `row_offsets`.
         SPLIT: Whether num_splits is over 1.
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
@@ -109,7 +110,7 @@ def paged_decode_kernel(
     q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, E4M3)
     acc, acc_odd, running_max, running_sum = attend(
         q, q_odd, table_row, k_base, v_base, first, last, score_scale, k_row_stride, v_row_stride, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D,
-        BLOCK_SIZE, V_OFF, NARROW, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
+        BLOCK_SIZE, V_OFF, NARROW, AHEAD, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
     )  # fmt: skip
     result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, E4M3, SWAP)
     if SPLIT:

@@ -67,6 +67,7 @@ def paged_decode_stream_kernel(
     BLOCK_S: tl.constexpr,
     V_OFF: tl.constexpr,
     NARROW: tl.constexpr,
+    AHEAD: tl.constexpr,
     SWAP: tl.constexpr,
     E4M3: tl.constexpr,
     CONVERT: tl.constexpr,
@@ -120,7 +121,7 @@ def paged_decode_stream_kernel(
         q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, E4M3)
         acc, acc_odd, running_max, running_sum = attend(
             q, q_odd, table_ptr + batch_index * table_batch_stride, k_base, v_base, first, last, score_scale, k_row_stride, v_row_stride,
-            COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE, V_OFF, NARROW, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
+            COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE, V_OFF, NARROW, AHEAD, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
         )  # fmt: skip
         result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, E4M3, SWAP)
         if own_tiles == sequence_tiles:

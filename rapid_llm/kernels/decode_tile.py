@@ -104,6 +104,7 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     V_OFF: tl.constexpr,
     NARROW: tl.constexpr,
+    AHEAD: tl.constexpr,
     SWAP: tl.constexpr,
     E4M3: tl.constexpr,
     CONVERT: tl.constexpr,
@@ -119,6 +120,7 @@ def attend(
         score_scale: Factor on QK^T that makes of it a base-2 exponent.
         V_OFF: Distance of a row's V from its K, where both are views of one buffer with equal strides: the two gathers then share
             their addresses. 0 means that V has addresses of its own.
+        AHEAD: Tiles that the entries of the table are loaded ahead, 1 or 2.
         SWAP: Tokens ride in the dots' M and query heads in their N: 16 of them are then enough for wgmma, whose M is 64. Otherwise query
             heads ride in M.
 
@@ -147,16 +149,22 @@ def attend(
     else:
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Lanes past the end repeat the last token, so that garbage in the table is never followed. The entries of a tile are loaded two tiles
-    # ahead: they are what the loads of K and V wait for, and come from memory as these do. The loop carries what it loaded and nothing
-    # made of it, since a load that is used in its own iteration becomes a stage of the pipeline, and those of K and V are then not ahead.
-    tokens = first < last
-    entry = _table_entries(table_row, tl.minimum(first + token, last - 1), (token >= 0) & tokens, BLOCK_SIZE, True)
-    next_entry = _table_entries(table_row, tl.minimum(first + BLOCK_N + token, last - 1), (token >= 0) & tokens, BLOCK_SIZE, True)
+    # Lanes past the end repeat the last token, so that garbage in the table is never followed. Entries of a tile are loaded one or two
+    # tiles ahead: they are what the loads of K and V wait for, and come from memory as these do. The loop carries what it loaded, nothing
+    # made of it, since a load that is used in its own iteration becomes a stage of the pipeline, and those of K and V are then not ahead;
+    # what it carries over two iterations is looked at once on the way, since Triton pipelines no loop that hands a value on untouched.
+    some = first < last
+    entry = _table_entries(table_row, tl.minimum(first + token, last - 1), (token >= 0) & some, BLOCK_SIZE, True)
+    next_entry = entry
+    if AHEAD == 2:
+        next_entry = _table_entries(table_row, tl.minimum(first + BLOCK_N + token, last - 1), (token >= 0) & some, BLOCK_SIZE, True)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         rows = _entry_rows(entry, tl.minimum(start + token, last - 1), BLOCK_SIZE)
-        entry = tl.maximum(next_entry, 0)
-        next_entry = _table_entries(table_row, tl.minimum(start + 2 * BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
+        if AHEAD == 2:
+            entry = tl.maximum(next_entry, 0)
+            next_entry = _table_entries(table_row, tl.minimum(start + 2 * BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
+        else:
+            entry = _table_entries(table_row, tl.minimum(start + BLOCK_N + token, last - 1), token >= 0, BLOCK_SIZE, False)
         k_offsets = row_offsets(rows, k_row_stride, NARROW)
         v_offsets = k_offsets if V_OFF != 0 else row_offsets(rows, v_row_stride, NARROW)
         k_pointers = k_base + k_offsets[:, None] + column

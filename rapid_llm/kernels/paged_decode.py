@@ -174,6 +174,7 @@ def _planned(
         "BLOCK_SIZE": block_size,
         "V_OFF": v_off,
         "NARROW": fits_32_bits(num_rows, row_stride),
+        "AHEAD": config.tiles_ahead,
         "SWAP": config.swapped,
         "E4M3": e4m3,
         "CONVERT": convert,

@@ -37,7 +37,8 @@ def _compile(kernel: Any, capability: int, constants: dict[str, Any], dtypes: di
     attributes = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names) if name.endswith(("_ptr", "_stride"))}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return {"shared_bytes": compiled.metadata.shared, "converts": "e4m3x2" in compiled.asm["ptx"]}
+    ptx = compiled.asm["ptx"]
+    return {"shared_bytes": compiled.metadata.shared, "converts": "e4m3x2" in ptx, "copies": ptx.count("cp.async.cg.shared.global")}
 
 
 def compile_all(capability: int) -> dict[str, dict[str, Any]]:
@@ -50,8 +51,8 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         constants = {
             "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
             "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 4, "BLOCK_S": 16,
-            "V_OFF": 0 if head_dim == 256 else 1024, "NARROW": head_dim != 256, "SWAP": config.swapped, "E4M3": e4m3, "CONVERT": convert,
-            "DOT_FP32": False, "STAGES": config.num_stages,
+            "V_OFF": 0 if head_dim == 256 else 1024, "NARROW": head_dim != 256, "AHEAD": config.tiles_ahead, "SWAP": config.swapped,
+            "E4M3": e4m3, "CONVERT": convert, "DOT_FP32": False, "STAGES": config.num_stages,
         }  # fmt: skip
         constants |= {"BLOCK_B": 32} if config.streamed else {"SPLIT": True}
         pool = "i16" if e4m3 else q_dtype
@@ -60,6 +61,8 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         name = f"{variant}-{q_dtype}-{'e4m3' if e4m3 else q_dtype}-{head_dim}"
         options = {} if config.max_registers is None else {"maxnreg": config.max_registers}
         report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps, **options)
+        tile_bytes = 2 * config.block_n * config.block_d * 2
+        report[name]["tiles"] = report[name]["copies"] * 16 * 32 * config.num_warps / tile_bytes
     for e4m3 in (False, True):
         constants = {"NUM_ELEMENTS": 960, "HEAD_DIM": 96, "TOKENS": 4, "BLOCK": 1024, "E4M3": e4m3, "CONVERT": convert}
         pool = "u8" if e4m3 else "fp16"
