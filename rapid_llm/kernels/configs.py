@@ -125,7 +125,7 @@ class DecodeConfig:
                 if (block_n, num_warps) == (tokens[0], 8) or (block_n, num_stages) == (tokens[1], 4):
                     continue
                 for ahead in (1, 2) if (block_n, num_warps, num_stages) == (tokens[0], 4, 3) else (rule.tiles_ahead,):
-                    sizes_of = {"block_n": block_n, "num_warps": num_warps, "num_stages": num_stages, "tiles_ahead": ahead}
+                    sizes_of: dict[str, Any] = {"block_n": block_n, "num_warps": num_warps, "num_stages": num_stages, "tiles_ahead": ahead}
                     tile = dataclasses.replace(rule, **sizes_of)
                     if rule.streamed:
                         made += [dataclasses.replace(tile, programs_per_sm=n) for n in (2, 3) if sizes["batch"] > 1]
