@@ -1,0 +1,161 @@
+"""`power`: one row of each bottleneck class is really slower by a calibrated share; what the confirm stage says of it in pairs.
+
+The rows are slowed down by `tests.live.plants`, all in one commit for each size; the knobs are found by pairs of processes of the base and
+the slowed commit, and then stay. The pairs that are judged are measured after that. The screen is not part of it: its share of the power is
+in `docs/statistics.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.errors import UsageError
+from ci.jsonio import read_json
+from tests.live.asked import Session
+from tests.live.calibrate import Reading, close, effect_of, next_knob
+from tests.live.judged import judge, stored_floors
+from tests.live.measure import Instrument, LiveError, Source, alone, measured, unmeasured
+from tests.live.places import Clone
+from tests.live.plants import Slowed, chosen, plant
+from tests.statistics import compact
+
+PAIRS = 12
+READINGS = 3
+BASE = "base"
+
+
+def slowed_commit(session: Session, size: str, knobs: Mapping[str, int]) -> Source:
+    """A checkout with a commit on `main` that slows the rows down by these knobs."""
+    path = session.clone.checkout_at(session.work / f"slowed-{size}")
+    plant(path, knobs, session.asked.device_type)
+    return Source(path, Clone(path).commit(f"slower by {size} %"))
+
+
+def latencies(record: Mapping[str, Any]) -> dict[str, float]:
+    """Latency in us of each row of a record that has one, by id."""
+    return {f"{row['benchmark']}({', '.join(row['params'])})": row["latency_us"] for row in record["rows"] if row["status"] == "ok"}
+
+
+def in_order(arms: Sequence[str], number: int) -> list[str]:
+    """The arms of round `number`, from 0: every second one backwards, so that a drift favours none."""
+    return list(arms) if number % 2 == 0 else list(reversed(arms))
+
+
+def power(session: Session) -> None:
+    """Calibrates the slow-downs and measures pairs; a folder that has some of this commit, these rows and sizes goes on.
+
+    Raises:
+        OutOfTimeError: Fewer pairs than asked were measured.
+        LiveError: A row could not be measured.
+        UsageError: The folder's results are of something else.
+    """
+    asked = session.asked
+    slowed = chosen(asked.select, asked.device_type)
+    sizes = [f"{size:g}" for size in asked.sizes]
+    select = "|".join(f"^{_escaped(one.id_on(asked.device_type))}$" for one in slowed)
+    instrument = Instrument(session.clone.path, select)
+    base = Source(session.clone.checkout_at(session.work / "base"), session.clone.head)
+    asked_for = {"commit": base.commit, "rows": {one.name: one.id_on(asked.device_type) for one in slowed}, "sizes": sizes}
+    state = _earlier(session.kept.path, asked_for)
+    path = asked.out / "power.slowed.json"
+    found = compact.read(path) if state.get("knobs") and path.is_file() else []
+    how = {one.name: one.how if asked.device_type == "cuda" else "an empty loop of the host in the call" for one in slowed}
+    session.kept.found = {"asked": asked_for, "how": how, **state}
+    with alone():
+        if not state.get("knobs"):
+            _calibrate(session, instrument, base, slowed, sizes)
+        sources = {BASE: base, **{size: slowed_commit(session, size, session.kept.found["knobs"][size]) for size in sizes}}
+        _measure(session, instrument, sources, found, path)
+
+
+def _escaped(row_id: str) -> str:
+    """As a regular expression that finds this id alone."""
+    return "".join(f"\\{mark}" if mark in ".()[]+*?^$|\\" else mark for mark in row_id)
+
+
+def _earlier(path: Path, asked_for: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier call left of the same rows and sizes.
+
+    Raises:
+        UsageError: It is of something else.
+    """
+    if not path.is_file():
+        return {}
+    data = read_json(path)
+    assert isinstance(data, dict)
+    if data.get("asked") != asked_for:
+        raise UsageError(f"{path} is of another commit, other rows or other sizes: name another --out.")
+    return {name: data[name] for name in ("knobs", "readings", "calibrated") if name in data}
+
+
+def _calibrate(session: Session, instrument: Instrument, base: Source, slowed: Sequence[Slowed], sizes: Sequence[str]) -> None:
+    """Finds the knobs; what was read is kept beside them."""
+    watch, device_type = session.watch, session.asked.device_type
+    with watch.step("process", "what the base takes"):
+        first = latencies(measured(instrument, base, watch))
+    ids = {one.name: one.id_on(device_type) for one in slowed}
+    lacking = [row for row in ids.values() if row not in first]
+    if lacking:
+        raise LiveError(f"the base has no number of {lacking[0]}: look at it with `python -m ci run --select`")
+    knobs = {size: {one.name: one.first_knob(float(size) / 100, first[ids[one.name]], device_type) for one in slowed} for size in sizes}
+    readings: dict[str, list[Reading]] = {one.name: [] for one in slowed}
+    kept: list[dict[str, Any]] = []
+    done = {size: dict.fromkeys(ids, False) for size in sizes}
+    for number in range(1 if session.asked.quick else READINGS):
+        taken: dict[str, dict[str, float]] = {}
+        used = {size: dict(knobs[size]) for size in sizes}
+        for arm in in_order([BASE, *sizes], number):
+            source = base if arm == BASE else slowed_commit(session, arm, knobs[arm])
+            with watch.step("process", f"reading {number + 1}, {arm if arm == BASE else f'{arm} %'}"):
+                record = measured(instrument, source, watch)
+            if unmeasured(record):
+                raise LiveError(f"slowed by {arm} %, {unmeasured(record)[0]}")
+            taken[arm] = latencies(record)
+        for size in sizes:
+            for name, row in ids.items():
+                reading = Reading(used[size][name], effect_of(taken[BASE][row], taken[size][row]))
+                readings[name].append(reading)
+                kept.append({"row": name, "size": size, "reading": number + 1, "knob": reading.knob, "effect": reading.effect})
+        for size in sizes:
+            for name in ids:
+                done[size][name] = close(readings[name], knobs[size][name], float(size) / 100)
+                if not done[size][name]:
+                    knobs[size][name] = next_knob(readings[name], float(size) / 100)
+        session.kept.found |= {"readings": kept}
+        session.write()
+        if all(all(of_size.values()) for of_size in done.values()):
+            break
+    session.kept.found |= {"knobs": knobs, "calibrated": done}
+    session.write()
+
+
+def _measure(session: Session, instrument: Instrument, sources: Mapping[str, Source], found: list[compact.Labelled], path: Path) -> None:
+    asked, watch = session.asked, session.watch
+    wanted = asked.pairs or (2 if asked.quick else PAIRS)
+    floors = stored_floors(asked.root)
+    for number in range(len(found) // len(sources), wanted):
+        of_round = {}
+        for arm in in_order(list(sources), number):
+            with watch.step("process", f"pair {number + 1} of {wanted}, {arm if arm == BASE else f'{arm} %'}"):
+                of_round[arm] = measured(instrument, sources[arm], watch)
+        found += [compact.Labelled(of_round[arm], {"pair": number, "arm": arm}) for arm in sources]
+        compact.write(path, found)
+        session.kept.found |= verdicts(found, path, floors)
+        session.write()
+
+
+def verdicts(found: Sequence[compact.Labelled], source: Path, floors: Mapping[Any, float]) -> dict[str, Any]:
+    """What the confirm stage says of each size by the pairs that are there; recomputed from the file of processes alone."""
+    arms: dict[str, list[Any]] = {}
+    for one, record in zip(found, compact.records_of(found, source), strict=True):
+        arms.setdefault(str(one.label["arm"]), []).append(record)
+    base = arms.pop(BASE)
+    seconds = [row["wall_s"] for one in found for row in one.record["rows"] if row.get("wall_s")]
+    return {
+        "pairs": len(base),
+        "rows_wall_s": round(sum(seconds) / max(1, len(found)), 2),
+        "floors": {str(key): floor for key, floor in floors.items()},
+        "sizes": {size: judge(base, records, floors) for size, records in sorted(arms.items())},
+    }
