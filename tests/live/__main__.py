@@ -7,6 +7,7 @@ over. `table FOLDER...` prints what was kept as Markdown. A CPU does for a dry r
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,10 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _end(number: int, frame: object) -> None:
+    """Ends as after an exception, so that no process is left behind."""
+    del frame
+    sys.exit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs an action; 0 done, 2 it cannot be done, 3 stopped before all was measured."""
     words = tuple(sys.argv[1:] if arguments is None else arguments)
     options = vars(_parser().parse_args(words))
+    signal.signal(signal.SIGTERM, _end)
     try:
         if options["action"] == "table":
             return table.show(options["folders"], options["page"])

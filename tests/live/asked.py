@@ -62,7 +62,7 @@ class Asked:
 
     def gate_arguments(self, select: str | None = None, pairs: int | None = None) -> list[str]:
         """Arguments of `python -m ci gate` that follow from the options."""
-        chosen, count = self.select or select, 2 if self.quick else self.pairs or pairs
+        chosen, count = self.select or select, self.pairs or pairs or (1 if self.quick else None)
         arguments = ["--base", "main"]
         arguments += ["--select", chosen] if chosen else []
         arguments += ["--pairs", str(count)] if count else []

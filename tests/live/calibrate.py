@@ -36,8 +36,8 @@ def curve(readings: Sequence[Reading]) -> list[tuple[float, float]]:
 def next_knob(readings: Sequence[Reading], share: float) -> int:
     """The knob for a slow-down by `share`.
 
-    On the line through the two neighbouring points of the curve, from (0, 0) on, between which the share is; beyond the last point, or
-    where noise makes the curve fall, on the line from (0, 0) through the point whose effect is nearest the share.
+    On the line through the two neighbouring points of the curve, from (0, 0) on, between which the share is, or beyond the last point
+    through the last two; where noise makes the curve fall, on the line from (0, 0) through the point whose effect is nearest the share.
 
     Args:
         readings: At least one, with knobs over 0.
@@ -46,8 +46,9 @@ def next_knob(readings: Sequence[Reading], share: float) -> int:
     points = curve(readings)
     last = points[-1][0]
     for (low, at_low), (high, at_high) in itertools.pairwise(points):
-        if at_low <= share <= at_high and at_high > at_low:
-            return max(1, round(low + (share - at_low) / (at_high - at_low) * (high - low)))
+        beyond = high == last and at_high < share
+        if at_low < at_high and (at_low <= share <= at_high or beyond):
+            return max(1, round(min(low + (share - at_low) / (at_high - at_low) * (high - low), _MOST * last)))
     knob, effect = min(points[1:], key=lambda point: abs(point[1] - share))
     if effect <= 0:
         return round(_MOST * last)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.errors import UsageError
 from tests.live.asked import Session
 from tests.live.measure import LiveError, stop
 from tests.live.plants import Edit, apply
@@ -57,6 +56,15 @@ _TOLD = {
 }
 
 
+def planted_edit(how: str) -> Edit:
+    """The edit by which a commit lowers every row.
+
+    Args:
+        how: One of `HOW`.
+    """
+    return Edit("rapid_llm/__init__.py", _IMPORTED, _IMPORTED + {"busy": _STARTS_BUSY, "timers": _TIMERS}[how])
+
+
 @contextlib.contextmanager
 def busy_process(device_type: str) -> Iterator[None]:
     """Another process that copies on the device all the while.
@@ -93,8 +101,7 @@ def second(session: Session) -> None:
         LiveError: It left no verdict, or the busy process ended.
     """
     device_type = session.asked.device_type
-    session.clone.branch("second")
-    session.clone.commit("changes nothing")
+    session.clone.branch("second", "changes nothing")
     with busy_process(device_type):
         _gate(session, "another process copies on the device from before the gate to its end", expected=(0, 5))
 
@@ -107,12 +114,7 @@ def lowered(session: Session) -> None:
         LiveError: It left no verdict.
     """
     how = session.asked.how or ("busy" if session.asked.device_type == "cuda" else "timers")
-    session.clone.branch("lowered")
-    planted = {"busy": _STARTS_BUSY, "timers": _TIMERS}.get(how)
-    if planted is None:
-        raise UsageError(f"--how {how!r} is none of {', '.join(HOW)}.")
-    apply(session.clone.path, [Edit("rapid_llm/__init__.py", _IMPORTED, _IMPORTED + planted)])
-    session.clone.commit("lowers every row")
+    session.clone.branch(f"lowered-{how}", "lowers every row", lambda: apply(session.clone.path, [planted_edit(how)]))
     session.kept.found["how"] = how
     _gate(session, _TOLD[how], expected=(5,))
 

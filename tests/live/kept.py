@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.device import detect
+from ci.errors import UsageError
 from ci.jsonio import read_json, write_atomic
 from tests.live.places import Clone, changed_files
 
@@ -53,6 +54,22 @@ class Kept:
     path: Path
     made: dict[str, Any]
     found: dict[str, Any] = field(default_factory=dict)
+
+    def take_up(self, *names: str) -> None:
+        """Takes over fields of an earlier call that kept this file; nothing where there is none.
+
+        Raises:
+            UsageError: It is of another commit, device or versions.
+        """
+        if not self.path.is_file():
+            return
+        data = read_json(self.path)
+        made = data.get("made") if isinstance(data, dict) else None
+        for name in ("action", "device", "commit", "torch", "triton"):
+            if not isinstance(data, dict) or not isinstance(made, dict) or made.get(name) != self.made[name]:
+                raise UsageError(f"{self.path} is of another {name} than this call, which would go on with it: name another --out.")
+        assert isinstance(data, dict)
+        self.found |= {name: data[name] for name in names if name in data}
 
     def write(self, *, complete: bool, elapsed_s: float, why: str | None = None) -> None:
         """Writes the file, whole or not at all.

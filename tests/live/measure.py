@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ci import run
-from ci.errors import GateError
+from ci.errors import ExitCode, GateError
 from tests.live.watch import OutOfTimeError, Watch
 
+INTERRUPT_S = 15.0
+"""A gate needs some seconds to end when it is interrupted: it stops asv, which writes what it has."""
 _MEASURE = "import sys; sys.path.insert(0, sys.argv[1]); from asv_bench import session; session.measure()"
 _COMPILE = """
 import sys
@@ -36,6 +38,8 @@ for row in session.selected_rows():
 
 class LiveError(GateError):
     """A step failed; the message has the step's last words."""
+
+    exit_code = ExitCode.INCOMPLETE
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,19 @@ def _run(command: Sequence[str], env: Mapping[str, str], scratch: Path, watch: W
     if code:
         said = [line.strip() for line in errors.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         raise LiveError(f"a process ended with {code} and measured nothing: {said[-1][-400:] if said else 'no message'}")
+
+
+def interrupt(child: subprocess.Popen[Any]) -> None:
+    """Ends a command that leads a session, where it has not ended: asks it to, as Ctrl-C does, waits, and ends what is left of it."""
+    if child.poll() is not None:
+        return
+    child.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=INTERRUPT_S)
+    for process in run._session_of(child.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    child.wait()
 
 
 def stop(child: subprocess.Popen[Any]) -> None:

@@ -27,7 +27,7 @@ def pairs(session: Session) -> None:
         UsageError: The folder's pairs are of another commit or other rows.
     """
     asked, watch = session.asked, session.watch
-    wanted = asked.pairs or (2 if asked.quick else PAIRS)
+    wanted = asked.pairs or (1 if asked.quick else PAIRS)
     path = asked.out / f"pairs{compact.SUFFIX}"
     found = compact.read(path) if path.is_file() else []
     commit = session.clone.head

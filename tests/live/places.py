@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +42,22 @@ class Clone:
         self.git("commit", "-q", "--allow-empty", "-m", message)
         return self.head
 
-    def branch(self, name: str) -> None:
-        """Goes back to `main`, and from there to a new branch."""
-        self.git("checkout", "-q", "-f", "-B", name, BASE_BRANCH)
+    def branch(self, name: str, message: str, plant: Callable[[], None] = lambda: None) -> str:
+        """Goes to a branch that is one commit on `main`, and makes it where there is none yet; returns the commit.
+
+        A branch that is there stays: an action that goes on measures the same commit.
+
+        Args:
+            name: Of the branch.
+            message: Of the commit.
+            plant: Changes the clone's tree before the commit.
+        """
+        if name in self.git("branch", "--format=%(refname:short)").splitlines():
+            self.git("checkout", "-q", "-f", name)
+            return self.head
+        self.git("checkout", "-q", "-f", "-b", name, BASE_BRANCH)
+        plant()
+        return self.commit(message)
 
     def checkout_at(self, target: Path, commit: str = BASE_BRANCH) -> Path:
         """One more checkout of a commit, in a folder of its own; one that is there already is brought to the commit."""
@@ -72,6 +85,7 @@ def clone(root: Path, target: Path) -> Clone:
     if (target / ".git").is_dir():
         if made.git("rev-parse", BASE_BRANCH) != head:
             raise UsageError(f"{target} is a clone of another commit than {head[:12]}: name another --work.")
+        made.git("checkout", "-q", "-f", BASE_BRANCH)
         return made
     target.parent.mkdir(parents=True, exist_ok=True)
     Clone(root).git("clone", "-q", str(root), str(target))

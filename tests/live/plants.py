@@ -122,11 +122,25 @@ import triton.language as tl
 
 
 @triton.jit
-def planted_wait(STEPS: tl.constexpr):
-    """0, after STEPS steps of a chain that never gets to 0: a step can be undone, and the compiler does not see that."""
+def planted_wait(STEPS: tl.constexpr, opaque):
+    """0, after a chain of STEPS dependent steps. Each can be undone, so that the chain never gets from 1 or more to 0.
+
+    The compiler sees neither that nor a shorter chain: shifts do not pass through products. `opaque` is an argument under 2**30, which
+    keeps it from knowing how often the loop runs.
+    """
     x = tl.num_programs(0)
-    for _ in range(STEPS):
-        x = x ^ (x << 1)
+    for _ in tl.range(0, STEPS // 16 + (opaque >> 30)):
+        for i in tl.static_range(16):
+            if i % 2 == 0:
+                x = x ^ (x << 1)
+            else:
+                x = x * 5
+    for i in tl.static_range(STEPS % 16):
+        if i % 2 == 0:
+            x = x ^ (x << 1)
+        else:
+            x = x * 5
+    x = x ^ (x << 1)
     return tl.where(x == 0, 1, 0)
 '''
 _WAIT_PATH = "rapid_llm/kernels/planted.py"
@@ -142,13 +156,17 @@ _ALLOCATE = '        check_count("alloc_kvcache_index", "num_tokens", num_tokens
 def _wait_in_decode(path: str, knobs: Mapping[str, int]) -> list[Edit]:
     steps = f"{knobs['decode_e4m3']} if E4M3 else {knobs['decode_fp16']}"
     tile = "from rapid_llm.kernels.decode_tile import attend, load_query, normalised\n"
-    return [Edit(path, tile, tile + _WAIT_IMPORT), Edit(path, _KV_HEAD, f"{_KV_HEAD}    kv_head += planted_wait({steps})\n")]
+    return [Edit(path, tile, tile + _WAIT_IMPORT), Edit(path, _KV_HEAD, f"{_KV_HEAD}    kv_head += planted_wait({steps}, max_seq_len)\n")]
 
 
 def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
     path = "rapid_llm/kernels/kv_write.py"
     block = (
-        "    block = tl.program_id(0) % tl.cdiv(num_tokens, TOKENS) + planted_wait(PLANTED_STEPS)\n"
+        "    block = tl.program_id(0)\n"
+        "    if PLANTED_MORE:\n"
+        "        block = block % tl.cdiv(num_tokens, TOKENS)\n"
+        "    if PLANTED_STEPS > 0:\n"
+        "        block += planted_wait(PLANTED_STEPS, num_tokens)\n"
         "    token = block.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)\n"
     )
     grid = (
@@ -160,10 +178,12 @@ def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
     launch = "from rapid_llm.kernels.launch import has_e4m3_convert\n"
     return [
         Edit(path, launch, launch + _WAIT_IMPORT),
-        Edit(path, _WRITE_ARGUMENTS, _WRITE_ARGUMENTS.replace("):", "    PLANTED_STEPS: tl.constexpr,\n):")),
+        Edit(
+            path, _WRITE_ARGUMENTS, _WRITE_ARGUMENTS.replace("):", "    PLANTED_STEPS: tl.constexpr,\n    PLANTED_MORE: tl.constexpr,\n):")
+        ),
         Edit(path, _TOKEN, block),
         Edit(path, _GRID, grid),
-        Edit(path, _WARPS, f"        PLANTED_STEPS={knobs['launch']} if few else 0,\n{_WARPS}"),
+        Edit(path, _WARPS, f"        PLANTED_STEPS={knobs['launch']} if few else 0,\n        PLANTED_MORE=not few,\n{_WARPS}"),
     ]
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ci import staged
 from ci.errors import UsageError
-from ci.jsonio import read_json
 from tests.live.asked import Session
 from tests.live.calibrate import Reading, close, effect_of, next_knob
 from tests.live.judged import judge, stored_floors
@@ -54,40 +54,22 @@ def power(session: Session) -> None:
     asked = session.asked
     slowed = chosen(asked.select, asked.device_type)
     sizes = [f"{size:g}" for size in asked.sizes]
-    select = "|".join(f"^{_escaped(one.id_on(asked.device_type))}$" for one in slowed)
-    instrument = Instrument(session.clone.path, select)
+    instrument = Instrument(session.clone.path, staged.pattern_of([one.id_on(asked.device_type) for one in slowed]))
     base = Source(session.clone.checkout_at(session.work / "base"), session.clone.head)
     asked_for = {"commit": base.commit, "rows": {one.name: one.id_on(asked.device_type) for one in slowed}, "sizes": sizes}
-    state = _earlier(session.kept.path, asked_for)
+    session.kept.take_up("asked", "knobs", "readings", "calibrated")
+    state = session.kept.found
+    if state.setdefault("asked", asked_for) != asked_for:
+        raise UsageError(f"{session.kept.path} is of other rows or other sizes: name another --out.")
     path = asked.out / "power.slowed.json"
     found = compact.read(path) if state.get("knobs") and path.is_file() else []
     how = {one.name: one.how if asked.device_type == "cuda" else "an empty loop of the host in the call" for one in slowed}
-    session.kept.found = {"asked": asked_for, "how": how, **state}
+    state["how"] = how
     with alone():
         if not state.get("knobs"):
             _calibrate(session, instrument, base, slowed, sizes)
-        sources = {BASE: base, **{size: slowed_commit(session, size, session.kept.found["knobs"][size]) for size in sizes}}
+        sources = {BASE: base, **{size: slowed_commit(session, size, state["knobs"][size]) for size in sizes}}
         _measure(session, instrument, sources, found, path)
-
-
-def _escaped(row_id: str) -> str:
-    """As a regular expression that finds this id alone."""
-    return "".join(f"\\{mark}" if mark in ".()[]+*?^$|\\" else mark for mark in row_id)
-
-
-def _earlier(path: Path, asked_for: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier call left of the same rows and sizes.
-
-    Raises:
-        UsageError: It is of something else.
-    """
-    if not path.is_file():
-        return {}
-    data = read_json(path)
-    assert isinstance(data, dict)
-    if data.get("asked") != asked_for:
-        raise UsageError(f"{path} is of another commit, other rows or other sizes: name another --out.")
-    return {name: data[name] for name in ("knobs", "readings", "calibrated") if name in data}
 
 
 def _calibrate(session: Session, instrument: Instrument, base: Source, slowed: Sequence[Slowed], sizes: Sequence[str]) -> None:
@@ -133,7 +115,7 @@ def _calibrate(session: Session, instrument: Instrument, base: Source, slowed: S
 
 def _measure(session: Session, instrument: Instrument, sources: Mapping[str, Source], found: list[compact.Labelled], path: Path) -> None:
     asked, watch = session.asked, session.watch
-    wanted = asked.pairs or (2 if asked.quick else PAIRS)
+    wanted = asked.pairs or (1 if asked.quick else PAIRS)
     floors = stored_floors(asked.root)
     for number in range(len(found) // len(sources), wanted):
         of_round = {}

@@ -111,8 +111,8 @@ def rebuild(session: Session) -> None:
         LiveError: A process measured nothing.
     """
     asked, watch = session.asked, session.watch
-    groups, processes = asked.groups or (2 if asked.quick else GROUPS), asked.processes or PROCESSES
-    if groups < 2 or processes < 2:
+    groups, processes = asked.groups or (1 if asked.quick else GROUPS), asked.processes or (1 if asked.quick else PROCESSES)
+    if not asked.quick and min(groups, processes) < 2:
         raise LiveError(f"{groups} groups of {processes} processes show no spread: ask for two or more of both")
     commit, instrument = session.clone.head, Instrument(session.clone.path, asked.select)
     found: list[compact.Labelled] = []

@@ -10,18 +10,19 @@ def same(session: Session) -> None:
     """Runs gates of an empty commit on HEAD against HEAD, one after the other, each measured anew.
 
     Against the stored baseline where the checkout has a valid one of this device, else in pairs with the merge-base; the verdict's `mode`
-    says which. With `--cold` each has a Triton cache of its own, empty at first, so that every kernel is built anew.
+    says which. A folder that has some gates already goes on, up to the number that is asked for. With `--cold` each has a Triton cache of
+    its own, empty at first, so that every kernel is built anew.
 
     Raises:
         OutOfTimeError: Not all gates came to their end.
         LiveError: A gate left no verdict.
     """
     asked, watch = session.asked, session.watch
-    session.clone.branch("same")
-    session.clone.commit("changes nothing")
+    session.clone.branch("same", "changes nothing")
+    session.kept.take_up("gates")
     gates = session.kept.found.setdefault("gates", [])
     wanted = asked.gates or 1
-    for number in range(1, wanted + 1):
+    for number in range(len(gates) + 1, wanted + 1):
         env = {"TRITON_CACHE_DIR": str(session.work / f"cache-{number}")} if asked.cold else {}
         report = session.work / f"report-{number}"
         with watch.step("gate", f"gate {number} of {wanted}{', with an empty Triton cache' if asked.cold else ''}"):

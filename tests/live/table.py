@@ -41,12 +41,12 @@ def _gates(of_action: Sequence[Data]) -> str:
     rows = [
         [
             str(number),
-            gate["mode"] + (", cold" if gate.get("cold") else ""),
+            gate["mode"] + (", cold" if gate.get("cold") else "") + (", continued" if gate["resumed"] else ""),
             f"{gate['exit_code']} {gate['verdict']}",
             ", ".join(f"{count} {name}" for name, count in gate["verdicts"].items()),
             ", ".join(f"{name} {count}" for name, count in gate["processes"].items()),
             f"{gate['wall_s']:.0f}",
-            ", ".join(f"{name} {seconds:.0f}" for name, seconds in gate["phases_s"].items()),
+            ", ".join(f"{name} {seconds:.0f}" for name, seconds in gate["phases_s"]),
         ]
         for number, gate in enumerate(gates, 1)
     ]
@@ -132,7 +132,7 @@ def _power(of_action: Sequence[Data]) -> str:
 def _walls(of_action: Sequence[Data]) -> str:
     text = ""
     for data in of_action:
-        spent = [[name, f"{seconds:.1f}"] for name, seconds in data.get("parts_s", {}).items()]
+        spent = [[name, f"{seconds:.1f}"] for name, seconds in data.get("parts_s", [])]
         rows = data.get("rows", [])
         if rows:
             timed = sum(row["timed_s"] for row in rows)
@@ -142,7 +142,7 @@ def _walls(of_action: Sequence[Data]) -> str:
             ]
         if "process_s" in data:
             spent.append(["a whole measuring process", f"{data['process_s']:.1f}"])
-        spent += [[f"`{run['command']}`, exit {run['exit_code']}", f"{run['wall_s']:.1f}"] for run in data.get("commands", {}).values()]
+        spent += [[f"`{run['command']}`, exit {run['exit_code']}", f"{run['wall_s']:.1f}"] for run in data.get("commands", [])]
         longest = sorted(rows, key=lambda row: -row["wall_s"])[:8]
         text += markdown(["part", "seconds"], spent)
         if longest:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.asked import Session
-from tests.live.measure import Instrument, LiveError, Source, alone, measured, stop
+from tests.live.measure import INTERRUPT_S, Instrument, LiveError, Source, alone, interrupt, measured
 from tests.live.watch import OutOfTimeError, Watch
 
 FIVE = {
@@ -43,11 +43,11 @@ collect_environment(device)
 mark("measure the ceilings")
 peaks.measured_ceilings(device)
 mark("end")
-print(json.dumps({name: round(until - at, 3) for (name, at), (_, until) in zip(marks, marks[1:])}))
+print(json.dumps([(name, round(until - at, 3)) for (name, at), (_, until) in zip(marks, marks[1:])]))
 """
 
 
-def parts(session: Session) -> dict[str, float]:
+def parts(session: Session) -> list[tuple[str, float]]:
     """Seconds of the parts of a measuring process before its first row, in order; Python's own start is the first.
 
     Raises:
@@ -58,7 +58,7 @@ def parts(session: Session) -> dict[str, float]:
     done = subprocess.run(command, cwd=session.work, env=env, capture_output=True, text=True)
     if done.returncode:
         raise LiveError(f"the parts of a process could not be timed: {done.stderr.strip().splitlines()[-1]}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found: list[tuple[str, float]] = json.loads(done.stdout)
     return found
 
 
@@ -87,11 +87,11 @@ def _command(words: Sequence[str], clone: Path, watch: Watch, env: Mapping[str, 
         start_new_session=True,
     )
     try:
-        code = child.wait(timeout=max(0.0, watch.left_s))
+        code = child.wait(timeout=max(0.0, watch.left_s - INTERRUPT_S))
     except subprocess.TimeoutExpired as error:
         raise OutOfTimeError(f"{' '.join(words[:2])} did not end in the time that was left, and was stopped") from error
     finally:
-        stop(child)
+        interrupt(child)
     return {"command": f"python -m {' '.join(words)}", "exit_code": code, "wall_s": round(time.monotonic() - began_s, 1)}
 
 
@@ -114,8 +114,7 @@ def walls(session: Session) -> None:
         found["process_s"] = round(time.monotonic() - began_s, 1)
     found["rows"] = by_row(record)
     session.write()
-    clone.branch("walls")
-    clone.commit("changes nothing")
+    clone.branch("walls", "changes nothing")
     chosen = ["--select", asked.select] if asked.select else []
     five = asked.select or FIVE[asked.device_type]
     pairs = str(asked.pairs or PAIRS)
@@ -126,7 +125,8 @@ def walls(session: Session) -> None:
         ("a run of three processes", ["ci", "run", "--rounds", "3", *chosen], {}),
         ("asv continuous", ["asv", "continuous", "main", "HEAD"], env),
     ]
-    for name, words, variables in plan[: 2 if asked.quick else None]:
+    for name, words, variables in () if asked.quick else plan:
         with watch.step(name, name):
-            found.setdefault("commands", {})[name] = _command(words, clone.path, watch, variables)
+            made = _command(words, clone.path, watch, variables)
+        found.setdefault("commands", []).append({"name": name, **made})
         session.write()

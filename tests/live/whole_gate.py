@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,14 +17,13 @@ from typing import Any
 from ci import verdict_file
 from ci.case import RUN_NAMES
 from ci.model import RowVerdict
-from tests.live.measure import LiveError, stop
+from tests.live.measure import INTERRUPT_S, LiveError, interrupt
 from tests.live.watch import OutOfTimeError, Watch
 from tests.statistics import compact
 
 _POLL_S = 0.1
 _PHASES = {"compiled": "compiled", "1": "screen", "2": "second run", "pairs": "pairs"}
 _PASSING = (RowVerdict.PASS, RowVerdict.CLEARED, RowVerdict.IMPROVED)
-_END_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,8 @@ class Ended:
     wall_s: float
     seen_s: Mapping[str, float]
     said: str
+    resumed: bool = False
+    """Whether it went on after an interrupted one, so that `wall_s` is of the rest."""
 
 
 def run_gate(clone: Path, report: Path, arguments: Sequence[str], watch: Watch, env: Mapping[str, str] | None = None) -> Ended:
@@ -63,6 +63,7 @@ def run_gate(clone: Path, report: Path, arguments: Sequence[str], watch: Watch, 
     seen: dict[str, float] = {}
     log = report.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
+    resumed = (report / "unfinished.json").exists()
     began_s = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         child = subprocess.Popen(
@@ -75,32 +76,28 @@ def run_gate(clone: Path, report: Path, arguments: Sequence[str], watch: Watch, 
                     if name not in seen and whole.exists():
                         seen[name] = time.monotonic() - began_s
                         watch.say(f"{name} is there")
-                if watch.left_s < 0:
-                    child.send_signal(signal.SIGINT)
-                    child.wait(timeout=_END_S)
-                    raise OutOfTimeError("the gate was interrupted; with the same --work it goes on")
+                if watch.left_s < INTERRUPT_S:
+                    raise OutOfTimeError("the gate was interrupted; with the same --work and --out it goes on")
                 time.sleep(_POLL_S)
-        except subprocess.TimeoutExpired as error:
-            raise OutOfTimeError("the gate did not end when it was interrupted, and was stopped") from error
         finally:
-            stop(child)
+            interrupt(child)
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return Ended(report, child.returncode, time.monotonic() - began_s, seen, "\n".join(said[-12:]))
+    return Ended(report, child.returncode, time.monotonic() - began_s, seen, "\n".join(said[-12:]), resumed)
 
 
-def phases(seen_s: Mapping[str, float], wall_s: float) -> dict[str, float]:
+def phases(seen_s: Mapping[str, float], wall_s: float) -> list[tuple[str, float]]:
     """Seconds of each phase of a gate, in order; they add up to `wall_s`.
 
     Args:
         seen_s: When what a phase leaves was there, by the name of its folder.
         wall_s: Of the whole; what comes after the last phase is the report.
     """
-    made: dict[str, float] = {}
+    made: list[tuple[str, float]] = []
     before_s = 0.0
     for name, at_s in sorted(seen_s.items(), key=lambda one: one[1]):
-        made[_PHASES.get(name, name)] = round(at_s - before_s, 2)
+        made.append((_PHASES.get(name, name), round(at_s - before_s, 2)))
         before_s = at_s
-    return {**made, "report": round(wall_s - before_s, 2)}
+    return [*made, ("report", round(wall_s - before_s, 2))]
 
 
 def summary(ended: Ended) -> dict[str, Any]:
@@ -120,6 +117,7 @@ def summary(ended: Ended) -> dict[str, Any]:
         "verdict": result.verdict.value,
         "reason": result.reason,
         "mode": result.mode,
+        "resumed": ended.resumed,
         "wall_s": round(ended.wall_s, 1),
         "phases_s": phases(ended.seen_s, ended.wall_s),
         "processes": {name: count for name, count in processes.items() if count},
