@@ -37,7 +37,7 @@ def _positive(text: str) -> int:
 
 def _sizes(text: str) -> tuple[float, ...]:
     values = tuple(float(part) for part in text.split(","))
-    if not all(0 < value < 100 for value in values):
+    if not all(0 < value <= 100 for value in values):
         raise argparse.ArgumentTypeError(f"{text} is no list of percentages")
     return values
 
