@@ -13,6 +13,7 @@ On a CPU device, for a dry run, every call runs such a loop.
 from __future__ import annotations
 
 import re
+import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ from pathlib import Path
 from ci.errors import UsageError
 
 _WAIT_NS = 5.0
-_LOOP_NS = 15.0
 _SHARE_UNITS = 100_000
 """The knob of more programs is in 1 / 100,000 of the programs that there are."""
 _FEW_TOKENS = 1024
+
+
+LOOP = "an empty loop of the host in the call"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Slowed:
         row: Its id on a GPU.
         on_cpu: Its id on a CPU device.
         how: What a GPU does more.
-        unit_ns: What a step of the knob is expected to take on a GPU, in ns; None where the knob is a share of the row's time.
+        unit_ns: What a step of the knob is expected to take on a GPU, in ns; None where the knob is a share of the programs, or the turns of a loop.
     """
 
     name: str
@@ -47,9 +50,20 @@ class Slowed:
     def id_on(self, device_type: str) -> str:
         return self.row if device_type == "cuda" else self.on_cpu
 
-    def first_knob(self, share: float, latency_us: float, device_type: str) -> int:
-        """A guess of the knob for a slow-down by `share` of a row that takes `latency_us`."""
-        unit_ns = self.unit_ns if device_type == "cuda" else _LOOP_NS
+    def loops(self, device_type: str) -> bool:
+        """Whether the host's loop slows the row down: its time is known, so that the knob needs no readings of a row that may be noisy."""
+        return device_type != "cuda" or self.name == "host"
+
+    def how_on(self, device_type: str) -> str:
+        return LOOP if self.loops(device_type) else self.how
+
+    def first_knob(self, share: float, latency_us: float, device_type: str, loop_ns: float) -> int:
+        """The knob for a slow-down by `share` of a row that takes `latency_us`: a guess, or exact where the host's loop does it.
+
+        Args:
+            loop_ns: Time of one turn of an empty loop.
+        """
+        unit_ns = loop_ns if self.loops(device_type) else self.unit_ns
         return max(1, round(share * _SHARE_UNITS if unit_ns is None else share * latency_us * 1e3 / unit_ns))
 
 
@@ -87,8 +101,14 @@ SLOWED: tuple[Slowed, ...] = (
         _MORE,
     ),
     Slowed("launch", _LAUNCH, _LAUNCH, "each program waits at its start", _WAIT_NS),
-    Slowed("host", _ALLOCATOR, _ALLOCATOR, "an empty loop of the host in the call", _LOOP_NS),
+    Slowed("host", _ALLOCATOR, _ALLOCATOR, LOOP),
 )
+
+
+def loop_ns(turns: int = 1_000_000, times: int = 5) -> float:
+    """Time of one turn of an empty loop on this host, in ns: the quickest of some."""
+    taken = timeit.repeat("for _ in range(turns): pass", globals={"turns": turns}, number=1, repeat=times)
+    return min(taken) / turns * 1e9
 
 
 def chosen(select: str | None, device_type: str) -> list[Slowed]:

@@ -7,6 +7,7 @@ in `docs/statistics.md`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.live.calibrate import Reading, close, effect_of, next_knob
 from tests.live.judged import judge, stored_floors
 from tests.live.measure import Instrument, LiveError, Source, alone, measured, unmeasured
 from tests.live.places import Clone
-from tests.live.plants import Slowed, chosen, plant
+from tests.live.plants import Slowed, chosen, loop_ns, plant
 from tests.statistics import compact
 
 PAIRS = 12
@@ -57,14 +58,13 @@ def power(session: Session) -> None:
     instrument = Instrument(session.clone.path, staged.pattern_of([one.id_on(asked.device_type) for one in slowed]))
     base = Source(session.clone.checkout_at(session.work / "base"), session.clone.head)
     asked_for = {"commit": base.commit, "rows": {one.name: one.id_on(asked.device_type) for one in slowed}, "sizes": sizes}
-    session.kept.take_up("asked", "knobs", "readings", "calibrated")
+    session.kept.take_up("asked", "knobs", "readings", "calibrated", "loop_ns")
     state = session.kept.found
     if state.setdefault("asked", asked_for) != asked_for:
         raise UsageError(f"{session.kept.path} is of other rows or other sizes: name another --out.")
     path = asked.out / "power.slowed.json"
     found = compact.read(path) if state.get("knobs") and path.is_file() else []
-    how = {one.name: one.how if asked.device_type == "cuda" else "an empty loop of the host in the call" for one in slowed}
-    state["how"] = how
+    state["how"] = {one.name: one.how_on(asked.device_type) for one in slowed}
     with alone():
         if not state.get("knobs"):
             _calibrate(session, instrument, base, slowed, sizes)
@@ -75,41 +75,48 @@ def power(session: Session) -> None:
 def _calibrate(session: Session, instrument: Instrument, base: Source, slowed: Sequence[Slowed], sizes: Sequence[str]) -> None:
     """Finds the knobs; what was read is kept beside them."""
     watch, device_type = session.watch, session.asked.device_type
-    with watch.step("process", "what the base takes"):
-        first = latencies(measured(instrument, base, watch))
     ids = {one.name: one.id_on(device_type) for one in slowed}
-    lacking = [row for row in ids.values() if row not in first]
-    if lacking:
-        raise LiveError(f"the base has no number of {lacking[0]}: look at it with `python -m ci run --select`")
-    knobs = {size: {one.name: one.first_knob(float(size) / 100, first[ids[one.name]], device_type) for one in slowed} for size in sizes}
+    loops = {one.name for one in slowed if one.loops(device_type)}
+
+    def read(source: Source, told: str) -> dict[str, float]:
+        with watch.step("process", told):
+            record = measured(instrument, source, watch)
+        found = latencies(record)
+        lacking = [row for row in ids.values() if row not in found]
+        if lacking:
+            why = [one for one in unmeasured(record) if any(one.startswith(row.partition("(")[2][:-1]) for row in lacking)]
+            raise LiveError(f"{told}: no number of {lacking[0]}; {'; '.join(why) or 'it is not there'}")
+        return found
+
+    first, turn_ns = read(base, "reading 1, base"), loop_ns()
+    knobs = {
+        size: {one.name: one.first_knob(float(size) / 100, first[ids[one.name]], device_type, turn_ns) for one in slowed} for size in sizes
+    }
     readings: dict[str, list[Reading]] = {one.name: [] for one in slowed}
     kept: list[dict[str, Any]] = []
-    done = {size: dict.fromkeys(ids, False) for size in sizes}
+    done = {size: {name: "loop" if name in loops else "" for name in ids} for size in sizes}
     for number in range(1 if session.asked.quick else READINGS):
-        taken: dict[str, dict[str, float]] = {}
+        taken = {BASE: first} if number == 0 else {}
         used = {size: dict(knobs[size]) for size in sizes}
         for arm in in_order([BASE, *sizes], number):
-            source = base if arm == BASE else slowed_commit(session, arm, knobs[arm])
-            with watch.step("process", f"reading {number + 1}, {arm if arm == BASE else f'{arm} %'}"):
-                record = measured(instrument, source, watch)
-            if unmeasured(record):
-                raise LiveError(f"slowed by {arm} %, {unmeasured(record)[0]}")
-            taken[arm] = latencies(record)
+            if arm not in taken:
+                source = base if arm == BASE else slowed_commit(session, arm, knobs[arm])
+                taken[arm] = read(source, f"reading {number + 1}, {arm if arm == BASE else f'{arm} %'}")
         for size in sizes:
             for name, row in ids.items():
                 reading = Reading(used[size][name], effect_of(taken[BASE][row], taken[size][row]))
                 readings[name].append(reading)
                 kept.append({"row": name, "size": size, "reading": number + 1, "knob": reading.knob, "effect": reading.effect})
         for size in sizes:
-            for name in ids:
-                done[size][name] = close(readings[name], knobs[size][name], float(size) / 100)
+            for name in ids.keys() - loops:
+                done[size][name] = "read" if close(readings[name], knobs[size][name], float(size) / 100) else ""
                 if not done[size][name]:
                     knobs[size][name] = next_knob(readings[name], float(size) / 100)
         session.kept.found |= {"readings": kept}
         session.write()
         if all(all(of_size.values()) for of_size in done.values()):
             break
-    session.kept.found |= {"knobs": knobs, "calibrated": done}
+    session.kept.found |= {"knobs": knobs, "calibrated": done, "loop_ns": turn_ns}
     session.write()
 
 
@@ -119,10 +126,13 @@ def _measure(session: Session, instrument: Instrument, sources: Mapping[str, Sou
     floors = stored_floors(asked.root)
     for number in range(len(found) // len(sources), wanted):
         of_round = {}
+        seconds = {}
         for arm in in_order(list(sources), number):
             with watch.step("process", f"pair {number + 1} of {wanted}, {arm if arm == BASE else f'{arm} %'}"):
+                began_s = watch.elapsed_s
                 of_round[arm] = measured(instrument, sources[arm], watch)
-        found += [compact.Labelled(of_round[arm], {"pair": number, "arm": arm}) for arm in sources]
+                seconds[arm] = round(watch.elapsed_s - began_s, 2)
+        found += [compact.Labelled(of_round[arm], {"pair": number, "arm": arm, "wall_s": seconds[arm]}) for arm in sources]
         compact.write(path, found)
         session.kept.found |= verdicts(found, path, floors)
         session.write()
@@ -134,10 +144,10 @@ def verdicts(found: Sequence[compact.Labelled], source: Path, floors: Mapping[An
     for one, record in zip(found, compact.records_of(found, source), strict=True):
         arms.setdefault(str(one.label["arm"]), []).append(record)
     base = arms.pop(BASE)
-    seconds = [row["wall_s"] for one in found for row in one.record["rows"] if row.get("wall_s")]
+    spent = {arm: math.fsum(one.label.get("wall_s", 0.0) for one in found if one.label["arm"] == arm) for arm in (BASE, *arms)}
     return {
         "pairs": len(base),
-        "rows_wall_s": round(sum(seconds) / max(1, len(found)), 2),
+        "seconds": {size: round(spent[BASE] + spent[size], 1) for size in sorted(arms)},
         "floors": {str(key): floor for key, floor in floors.items()},
         "sizes": {size: judge(base, records, floors) for size, records in sorted(arms.items())},
     }

@@ -56,7 +56,7 @@ def _gates(of_action: Sequence[Data]) -> str:
 
 def _reds(gates: Sequence[Data]) -> str:
     counts = {code: sum(gate["exit_code"] == code for gate in gates) for code in (1, 5)}
-    notes = [f"- {told}" for gate in gates for told in gate["not_passed"]]
+    notes = [f"- {told}" for gate in gates for told in [*gate["not_passed"], *(f"moved: {row}" for row in gate["moved"])]]
     said = f"Red (exit code 1): {share(counts[1], len(gates))}. Unfit (exit code 5): {share(counts[5], len(gates))}."
     return "\n".join([said, *(["", *notes] if notes else [])])
 
@@ -107,6 +107,9 @@ def _pairs(of_action: Sequence[Data]) -> str:
     return markdown(["pairs", "rows", "boots", "longest process, s", "without a number"], rows)
 
 
+_CALIBRATED = {"read": "", "loop": " (by the time of the loop alone)", "": " (not calibrated to within .2 %)"}
+
+
 def _power(of_action: Sequence[Data]) -> str:
     rows = []
     for data in of_action:
@@ -118,15 +121,16 @@ def _power(of_action: Sequence[Data]) -> str:
                     [
                         short(row),
                         data["how"].get(name, ""),
-                        f"{size} %" + ("" if data["calibrated"][size].get(name) else " (not calibrated to within .2 %)"),
+                        f"{size} %{_CALIBRATED[data['calibrated'][size].get(name, '')]}",
                         "" if found["effect"] is None else f"{100 * found['effect']:+.2f} %",
                         percent(found.get("floor")),
                         "" if found.get("p") is None else f"{found['p']:.2g}",
                         str(found.get("pairs", data["pairs"])),
+                        f"{data['seconds'][size]:.0f}",
                         found["verdict"] + (f" (unfit: {judged['unfit']})" if judged["unfit"] else ""),
                     ]
                 )
-    return markdown(["row", "slowed by", "wanted", "effect in the pairs", "floor", "p", "pairs", "verdict"], rows)
+    return markdown(["row", "slowed by", "wanted", "effect in the pairs", "floor", "p", "pairs", "seconds", "verdict"], rows)
 
 
 def _walls(of_action: Sequence[Data]) -> str:
@@ -142,7 +146,10 @@ def _walls(of_action: Sequence[Data]) -> str:
             ]
         if "process_s" in data:
             spent.append(["a whole measuring process", f"{data['process_s']:.1f}"])
-        spent += [[f"`{run['command']}`, exit {run['exit_code']}", f"{run['wall_s']:.1f}"] for run in data.get("commands", [])]
+        spent += [
+            [f"{run['name']}, {run['processes']} processes: `{run['command']}`, exit {run['exit_code']}", f"{run['wall_s']:.1f}"]
+            for run in data.get("commands", [])
+        ]
         longest = sorted(rows, key=lambda row: -row["wall_s"])[:8]
         text += markdown(["part", "seconds"], spent)
         if longest:

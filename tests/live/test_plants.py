@@ -13,7 +13,7 @@ import pytest
 
 from ci.errors import UsageError
 from tests.live import disturbed
-from tests.live.plants import SLOWED, apply, chosen, edits, plant
+from tests.live.plants import SLOWED, apply, chosen, edits, loop_ns, plant
 
 KNOBS = {"decode_fp16": 21, "decode_e4m3": 22, "prefill_fp16": 23_000, "prefill_e4m3": 24_000, "launch": 25, "host": 26}
 RUN = """
@@ -95,10 +95,12 @@ def test_every_slowed_row_is_a_row_of_the_suites(root: Path) -> None:
 
 def test_first_guesses_have_the_size_of_the_row() -> None:
     by_name = {slowed.name: slowed for slowed in SLOWED}
-    assert by_name["prefill_fp16"].first_knob(0.02, 36.0, "cuda") == 2000
-    assert by_name["decode_fp16"].first_knob(0.01, 600.0, "cuda") == 1200
-    assert by_name["prefill_fp16"].first_knob(0.02, 300.0, "cpu") == 400
-    assert by_name["launch"].first_knob(0.01, 0.1, "cuda") == 1
+    assert by_name["prefill_fp16"].first_knob(0.02, 36.0, "cuda", 10.0) == 2000
+    assert by_name["decode_fp16"].first_knob(0.01, 600.0, "cuda", 10.0) == 1200
+    assert by_name["prefill_fp16"].first_knob(0.02, 300.0, "cpu", 15.0) == 400
+    assert by_name["host"].first_knob(0.02, 300.0, "cuda", 15.0) == 400
+    assert by_name["launch"].first_knob(0.01, 0.1, "cuda", 10.0) == 1
+    assert 0.5 < loop_ns(10_000, 3) < 1000
 
 
 @pytest.mark.slow

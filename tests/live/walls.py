@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.live.asked import Session
+from asv_bench.session import SELECT_VARIABLE
+from asv_bench.suite import Suite
+from tests.live.asked import Asked, Session
 from tests.live.measure import INTERRUPT_S, Instrument, LiveError, Source, alone, interrupt, measured
 from tests.live.watch import OutOfTimeError, Watch
 
@@ -96,37 +98,47 @@ def _command(words: Sequence[str], clone: Path, watch: Watch, env: Mapping[str, 
 
 
 def walls(session: Session) -> None:
-    """Times, in this order: the parts of a process, a whole one, a run of one and of three, pairs of five rows, `asv continuous`.
+    """Times, in this order: the parts of a process, a whole one, a run of one, pairs of five rows, a run of three, `asv continuous`.
+
+    What does not fit any more, by the time of one process, is not begun; a folder that has some of it goes on with the rest.
 
     Raises:
         OutOfTimeError: The time is over; what was timed is kept.
         LiveError: A process failed.
     """
     asked, watch, clone = session.asked, session.watch, session.clone
+    session.kept.take_up("parts_s", "process_s", "rows", "commands")
     found = session.kept.found
-    with watch.step("parts", "the parts of a process"):
-        found["parts_s"] = parts(session)
-    session.write()
-    instrument = Instrument(clone.path, asked.select)
-    with alone(), watch.step("process", "a whole process"):
-        began_s = time.monotonic()
-        record = measured(instrument, Source(clone.path, clone.head), watch)
-        found["process_s"] = round(time.monotonic() - began_s, 1)
-    found["rows"] = by_row(record)
-    session.write()
+    if "parts_s" not in found:
+        with watch.step("parts", "the parts of a process"):
+            found["parts_s"] = parts(session)
+        session.write()
+    if "process_s" not in found:
+        with alone(), watch.step("process", "a whole process"):
+            began_s = time.monotonic()
+            record = measured(Instrument(clone.path, asked.select), Source(clone.path, clone.head), watch)
+            found |= {"process_s": round(time.monotonic() - began_s, 1), "rows": by_row(record)}
+        session.write()
     clone.branch("walls", "changes nothing")
-    chosen = ["--select", asked.select] if asked.select else []
-    five = asked.select or FIVE[asked.device_type]
-    pairs = str(asked.pairs or PAIRS)
-    env = {"RAPID_LLM_BENCH_SELECT": asked.select} if asked.select else {}
-    plan: list[tuple[str, list[str], Mapping[str, str]]] = [
-        ("a run of one process", ["ci", "run", "--rounds", "1", *chosen], {}),
-        (f"{pairs} pairs of five rows", ["ci", "gate", "--no-baseline", "--no-compiled", "--pairs", pairs, "--select", five], {}),
-        ("a run of three processes", ["ci", "run", "--rounds", "3", *chosen], {}),
-        ("asv continuous", ["asv", "continuous", "main", "HEAD"], env),
-    ]
-    for name, words, variables in () if asked.quick else plan:
+    for name, processes, words, variables in () if asked.quick else plan(asked):
+        if name in [made["name"] for made in found.get("commands", [])]:
+            continue
+        watch.longest_s[name] = processes * found["process_s"]
         with watch.step(name, name):
             made = _command(words, clone.path, watch, variables)
-        found.setdefault("commands", []).append({"name": name, **made})
+        found.setdefault("commands", []).append({"name": name, "processes": processes, **made})
         session.write()
+
+
+def plan(asked: Asked) -> list[tuple[str, int, list[str], Mapping[str, str]]]:
+    """The commands that are timed: what is said of each, its measuring processes, its words and variables."""
+    chosen = ["--select", asked.select] if asked.select else []
+    five = asked.select or FIVE[asked.device_type]
+    pairs = asked.pairs or PAIRS
+    direct = ["ci", "gate", "--no-baseline", "--no-compiled", "--pairs", str(pairs), "--select", five]
+    return [
+        ("a run of one process", 1, ["ci", "run", "--rounds", "1", *chosen], {}),
+        (f"{pairs} pairs of five rows", 2 * pairs, direct, {}),
+        ("a run of three processes", 3, ["ci", "run", "--rounds", "3", *chosen], {}),
+        ("asv continuous of five rows", 2 * Suite.rounds, ["asv", "continuous", "main", "HEAD"], {SELECT_VARIABLE: five}),
+    ]
