@@ -38,7 +38,7 @@ class Slowed:
         row: Its id on a GPU.
         on_cpu: Its id on a CPU device.
         how: What a GPU does more.
-        unit_ns: What a step of the knob is expected to take on a GPU, in ns; None where the knob is a share of the programs, or the turns of a loop.
+        unit_ns: What a step of the knob is expected to take on a GPU, in ns; None where the knob counts programs or turns of a loop.
     """
 
     name: str

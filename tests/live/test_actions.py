@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +103,9 @@ def test_power_measures_the_base_and_every_size_in_turn(
     names = [source.path.name for source in recorded]
     assert names[:6] == ["base", "slowed-1", "slowed-2", "slowed-2", "slowed-1", "base"]
     assert len(names) == 3 * 3 + 6 * 3
+    text = table.page(keeping.results([tmp_path]))
+    name = "PagedDecode: decode B=64 S=8192 float16 combined fragmented cold"
+    assert f"| {name} | each program waits at its start | 2 % (not calibrated to within .2 %) | +0.00 % | 0.50 % |" in text
     assert [len(judged["rows"]) for judged in found["sizes"].values()] == [26, 26]
     before = len(names)
     assert command.main([*words[:-1], "7"]) == 0
@@ -186,6 +193,39 @@ def test_tables_are_written_between_the_marks(recorded: list[Source], tmp_path: 
     assert command.main(["table", str(tmp_path), "--page", str(page)]) == 2
 
 
+def test_a_table_tells_red_and_unfit_gates_what_was_not_passed_and_what_was_stopped() -> None:
+    made = {**keeping.made_with("same", "python -m tests.live same", ROOT), "device_type": "cuda", "modified_files": ["README.md"]}
+    gate = {
+        "mode": "baseline",
+        "resumed": False,
+        "cold": True,
+        "exit_code": 0,
+        "verdict": "PASS",
+        "verdicts": {"PASS": 3},
+        "processes": {"1": 3, "look-1": 24},
+        "wall_s": 500.0,
+        "phases_s": [["screen", 123.0], ["look-1", 370.0], ["report", 7.0]],
+        "not_passed": [],
+        "moved": [],
+        "reason": "fine",
+    }
+    red = {**gate, "cold": False, "resumed": True, "exit_code": 1, "verdict": "REGRESSION", "not_passed": ["row: REGRESSED: why"]}
+    unfit = {**gate, "exit_code": 5, "verdict": "RUNNER UNFIT", "moved": ["row: +3 %"]}
+    data = {"made": made, "complete": False, "stopped": "no time", "elapsed_s": 530.0, "gates": [gate, red, unfit]}
+    text = table.page([data])
+    assert "| 1 | baseline, cold | 0 PASS | 3 PASS | 1 3, look-1 24 | 500 | screen 123, look-1 370, report 7 |" in text
+    assert "| 2 | baseline, continued | 1 REGRESSION |" in text
+    assert "Red (exit code 1): 1/3 = .333" in text
+    assert "Unfit (exit code 5): 1/3 = .333" in text
+    assert "- row: REGRESSED: why\n" in text
+    assert "- moved: row: +3 %\n" in text
+    assert "Stopped before all was measured: no time." in text
+    assert "differed from the commit, which alone was measured: README.md" in text
+    assert "not a GPU figure" not in text
+    disturbed = {**data, "made": {**made, "action": "second"}, "disturbance": "busy", "expected": [0, 5], "as_expected": False}
+    assert "| busy | baseline | 1 REGRESSION | 0 or 5 | **no** | fine |" in table.page([{**disturbed, "gates": [red]}])
+
+
 def test_the_page_is_what_its_data_give() -> None:
     if not DATA.is_dir():
         pytest.skip("nothing has been measured for docs/live-h200.md yet: `python -m tests.live`, then `table docs/data/live-h200 --page`")
@@ -253,6 +293,33 @@ def test_what_keeps_the_device_busy_ends_with_its_pipe() -> None:
     child.stdin.close()
     assert child.wait(timeout=20) == 0
     child.stdout.close()
+
+
+@pytest.mark.slow
+def test_an_action_that_is_ended_leaves_no_process(tmp_path: Path) -> None:
+    """As when the machine's time is over: a gate, its asv and the measuring process go with the action."""
+    mark = f"mark-of-{tmp_path.name}-{os.getpid()}"
+    env = {**os.environ, "RAPID_LLM_BENCH_DEVICE": "cpu", "MARK_OF_THIS_TEST": mark}
+    command_line = [sys.executable, "-m", "tests.live", "second", "--out", str(tmp_path), *ROWS, "--no-compiled"]
+    child = subprocess.Popen(command_line, cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
+
+    def left() -> list[Path]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark.encode() in entry.read_bytes():
+                    found.append(entry)
+        return found
+
+    deadline_s = time.monotonic() + 60
+    while len(left()) < 6 and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert len(left()) >= 6, "the action, the busy process, the gate, asv, its server, the measuring process"
+    child.terminate()
+    assert child.wait(timeout=60) == 128 + signal.SIGTERM
+    while left() and time.monotonic() < deadline_s + 30:
+        time.sleep(0.2)
+    assert left() == []
 
 
 def test_an_unknown_end_is_told(tmp_path: Path) -> None:
