@@ -60,7 +60,7 @@ def judge(base: Sequence[ProcessRecord], head: Sequence[ProcessRecord], floors: 
     found, others = sort_out(side(base), side(head))
     rows: list[Pairs] = [replace(row, least_floor=floors.get(row.key, 0.0)) for row in found if not row.control]
     looks = [count for count in LOOKS if count <= len(base)] or [LOOKS[0]]
-    decisions = sequential.decide([row.series for row in rows], looks=looks, family=len(rows))
+    decisions = sequential.decide([row.series for row in rows], looks=looks)
     judged = [
         outcome(replace(row, d=row.d[: decided.pairs]), decided.verdict, "", decided.effect, decided.p_value, None)
         for row, decided in zip(rows, decisions, strict=True)
