@@ -141,17 +141,17 @@ def test_the_interval_holds_the_build_effect(build_sd: float) -> None:
 
 
 def test_the_build_effect_of_a_small_example() -> None:
-    """Three groups of two: each has a variance of 2, so that the mean of a difference has 2 by chance; the differences 2, 10, 18 have 64."""
-    old = np.array([[0.0, 2.0], [1.0, 3.0], [0.0, 2.0]])
+    """Three groups of three: each has a variance of 1, which gives a difference one of 2/3; the differences 2, 10, 18 have 64."""
+    old = np.array([[0.0, 2.0, 1.0], [1.0, 3.0, 2.0], [0.0, 2.0, 1.0]])
     fresh = old + np.array([[2.0], [10.0], [18.0]])
     found = rebuild.build_effect(old, fresh)
     assert found["mean"] == pytest.approx(10)
     assert found["mean_error"] == pytest.approx(8 / math.sqrt(3))
-    assert found["within_sd"] == pytest.approx(math.sqrt(2))
-    assert found["build_sd"] == pytest.approx(math.sqrt(64 - 2))
-    # Quantiles of F with 2 and 6 degrees of freedom, from a table: 7.2599 (.975) and .025425 (.025).
-    assert found["low"] == pytest.approx(math.sqrt((32 / 7.2599 - 1) * 2), rel=1e-4)
-    assert found["high"] == pytest.approx(math.sqrt((32 / 0.025425 - 1) * 2), rel=1e-4)
+    assert found["within_sd"] == pytest.approx(1)
+    assert found["build_sd"] == pytest.approx(math.sqrt(64 - 2 / 3))
+    # Quantiles of F with 2 and 12 degrees of freedom, from a table: 5.0959 (.975) and .025371 (.025).
+    assert found["low"] == pytest.approx(math.sqrt((96 / 5.0959 - 1) * 2 / 3), rel=1e-4)
+    assert found["high"] == pytest.approx(math.sqrt((96 / 0.025371 - 1) * 2 / 3), rel=1e-4)
 
 
 def test_builds_that_differ_by_nothing_have_no_effect() -> None:
