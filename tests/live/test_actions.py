@@ -256,6 +256,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_processes_on_the_cpu(on_cpu: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     assert on_cpu("pairs")["num_rows"] == 2
     assert on_cpu("rebuild")["groups"] == 1

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ci.errors import InputError
 from ci.model import RowKey
-from tests.live import rebuild
+from tests.live import rebuild, walls
+from tests.live.asked import Asked
 from tests.live.calibrate import Reading, close, next_knob
 from tests.live.judged import judge
 from tests.live.pairs import order
@@ -68,6 +69,14 @@ def test_phases_are_told_in_the_order_in_which_they_ended() -> None:
         ("look-1", 20.0),
         ("report", 2.0),
     ]
+
+
+def test_a_process_of_few_rows_takes_what_is_left_of_a_whole_one() -> None:
+    rows = [{"row": name, "control": name == "c", "wall_s": seconds} for name, seconds in (("a", 5.0), ("b", 3.0), ("c", 2.0))]
+    assert walls.process_of(20.0, rows, "b") == 15.0
+    assert walls.process_of(20.0, rows, "") == 20.0
+    told = [(name, processes) for name, processes, *_ in walls.plan(Asked("walls", Path("x"), pairs=3))]
+    assert told[1:] == [("3 pairs of five rows", 6), ("a run of three processes", 3), ("asv continuous of five rows", 14)]
 
 
 def test_a_drift_favours_no_arm() -> None:

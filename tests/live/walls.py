@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -67,10 +69,21 @@ def parts(session: Session) -> list[tuple[str, float]]:
 def by_row(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Seconds of each measured row: in all, and in the timer; the rest builds the inputs and checks the outputs."""
     return [
-        {"row": f"{row['benchmark']}({', '.join(row['params'])})", "wall_s": row["wall_s"], "timed_s": row["timed_s"]}
+        {
+            "row": f"{row['benchmark']}({', '.join(row['params'])})",
+            "control": row["control"],
+            "wall_s": row["wall_s"],
+            "timed_s": row["timed_s"],
+        }
         for row in record["rows"]
         if row.get("wall_s") is not None
     ]
+
+
+def process_of(process_s: float, rows: Sequence[Mapping[str, Any]], select: str) -> float:
+    """Seconds of a process of the rows that an expression finds and all controls, from those of a process of `rows`."""
+    others = (row["wall_s"] for row in rows if not row["control"] and not re.search(select, row["row"]))
+    return process_s - math.fsum(others)
 
 
 def _command(words: Sequence[str], clone: Path, watch: Watch, env: Mapping[str, str]) -> dict[str, Any]:
@@ -120,25 +133,25 @@ def walls(session: Session) -> None:
             found |= {"process_s": round(time.monotonic() - began_s, 1), "rows": by_row(record)}
         session.write()
     clone.branch("walls", "changes nothing")
-    for name, processes, words, variables in () if asked.quick else plan(asked):
+    for name, processes, select, words, variables in () if asked.quick else plan(asked):
         if name in [made["name"] for made in found.get("commands", [])]:
             continue
-        watch.longest_s[name] = processes * found["process_s"]
+        watch.longest_s[name] = processes * process_of(found["process_s"], found["rows"], select)
         with watch.step(name, name):
             made = _command(words, clone.path, watch, variables)
         found.setdefault("commands", []).append({"name": name, "processes": processes, **made})
         session.write()
 
 
-def plan(asked: Asked) -> list[tuple[str, int, list[str], Mapping[str, str]]]:
-    """The commands that are timed: what is said of each, its measuring processes, its words and variables."""
+def plan(asked: Asked) -> list[tuple[str, int, str, list[str], Mapping[str, str]]]:
+    """The commands that are timed: what is said of each, its measuring processes and their rows, its words and variables."""
     chosen = ["--select", asked.select] if asked.select else []
     five = asked.select or FIVE[asked.device_type]
     pairs = asked.pairs or PAIRS
     direct = ["ci", "gate", "--no-baseline", "--no-compiled", "--pairs", str(pairs), "--select", five]
     return [
-        ("a run of one process", 1, ["ci", "run", "--rounds", "1", *chosen], {}),
-        (f"{pairs} pairs of five rows", 2 * pairs, direct, {}),
-        ("a run of three processes", 3, ["ci", "run", "--rounds", "3", *chosen], {}),
-        ("asv continuous of five rows", 2 * Suite.rounds, ["asv", "continuous", "main", "HEAD"], {SELECT_VARIABLE: five}),
+        ("a run of one process", 1, asked.select or "", ["ci", "run", "--rounds", "1", *chosen], {}),
+        (f"{pairs} pairs of five rows", 2 * pairs, five, direct, {}),
+        ("a run of three processes", 3, asked.select or "", ["ci", "run", "--rounds", "3", *chosen], {}),
+        ("asv continuous of five rows", 2 * Suite.rounds, five, ["asv", "continuous", "main", "HEAD"], {SELECT_VARIABLE: five}),
     ]
