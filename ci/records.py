@@ -147,16 +147,27 @@ def read_process_record(path: Path) -> ProcessRecord:
     Raises:
         InputError: The file cannot be read, is not strict JSON, is of another schema or misses a field; the message names it.
     """
-    data = read_json(path)
+    return process_record(read_json(path), path)
+
+
+def process_record(data: object, source: Path) -> ProcessRecord:
+    """A process record from what its JSON says.
+
+    Args:
+        data: What the file holds.
+        source: What the messages call it.
+    Raises:
+        InputError: As `read_process_record`.
+    """
     if not isinstance(data, dict) or data.get("schema") != SCHEMA_ID:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise InputError(
-            f"{path} is no process record: expected the schema {SCHEMA_ID!r}, found {found!r}; keep other files out of the folder"
+            f"{source} is no process record: expected the schema {SCHEMA_ID!r}, found {found!r}; keep other files out of the folder"
         )
     try:
         parsed = msgspec.convert(data, ProcessFile)
     except msgspec.ValidationError as exc:
-        raise InputError(f"{path} does not follow {SCHEMA_ID}: {exc}; measure again with the suite of this checkout") from exc
+        raise InputError(f"{source} does not follow {SCHEMA_ID}: {exc}; measure again with the suite of this checkout") from exc
     return ProcessRecord(
         process=parsed.process,
         commit=parsed.commit,
@@ -164,8 +175,8 @@ def read_process_record(path: Path) -> ProcessRecord:
         started_at=parsed.started_at,
         environment=parsed.environment,
         ceilings={name: value for name, value in parsed.ceilings.items() if value is not None},
-        rows=tuple(_row(row, parsed.process, path) for row in parsed.rows),
-        source=str(path),
+        rows=tuple(_row(row, parsed.process, source) for row in parsed.rows),
+        source=str(source),
         finished_at=parsed.finished_at,
         protocol=parsed.protocol or "",
     )

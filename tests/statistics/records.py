@@ -18,6 +18,7 @@ from ci.model import ProcessRecord, RowRecord
 from ci.pairs import DEVICE_FLOOR, WALL_CLOCK_FLOOR
 from ci.records import read_process_records
 from ci.results import direction_of
+from tests.statistics import compact
 from tests.statistics.ours import Layout
 
 Array = npt.NDArray[np.float64]
@@ -67,7 +68,8 @@ class Processes:
         return dict(found)
 
 
-def _ln_latency(row: RowRecord) -> float:
+def ln_latency(row: RowRecord) -> float:
+    """The ln of what the row's value says of its latency, up to a constant."""
     assert row.value is not None
     direction = direction_of(row.unit, "", None)
     if direction is None:
@@ -87,10 +89,10 @@ def _device(record: ProcessRecord) -> str:
 
 
 def read_processes(folders: Sequence[Path], *, one_code: bool = False) -> Processes:
-    """Reads the records under each folder: kept runs of `python -m ci run --keep`, or `runs/pairs` of a gate.
+    """Reads the records under each folder: kept runs of `python -m ci run --keep`, `runs/pairs` of a gate, or compact files in it.
 
     Args:
-        folders: Each with a folder `records/`.
+        folders: Each with a folder `records/`, or with files of `tests.statistics.compact`.
         one_code: The folders' commits differ by nothing that runs (a gate that compared a commit with itself makes an empty commit on it).
     Raises:
         InputError: Records are missing, of several commits or devices, or have no row in common; the message says what to do.
@@ -98,7 +100,8 @@ def read_processes(folders: Sequence[Path], *, one_code: bool = False) -> Proces
     found: list[tuple[str, ProcessRecord]] = []
     for number, folder in enumerate(folders):
         inner = folder / "records"
-        found += [(f"{number} {folder.name}", record) for record in read_process_records(inner if inner.is_dir() else folder)]
+        records = compact.read_folder(folder) or read_process_records(inner if inner.is_dir() else folder)
+        found += [(f"{number} {folder.name}", record) for record in records]
     if not found:
         raise InputError(f"no process records under {', '.join(str(folder) for folder in folders)}; name folders of kept runs")
     commits, devices = {record.commit for _, record in found}, {_device(record) for _, record in found}
@@ -131,7 +134,7 @@ def read_processes(folders: Sequence[Path], *, one_code: bool = False) -> Proces
         ticks=np.array(ticks),
         least=np.array([DEVICE_FLOOR if row.instrument == "device" else WALL_CLOCK_FLOOR for row in rows]),
     )
-    y = np.array([[_ln_latency(table[name]) for name in whole] for table in tables])
+    y = np.array([[ln_latency(table[name]) for name in whole] for table in tables])
     left_out = tuple(sorted({name for table in tables for name in table} - set(whole)))
     boots, runs = tuple(_place(record) for _, record in found), tuple(run for run, _ in found)
     versions = tuple(row.version for row in rows)
