@@ -347,6 +347,7 @@ def measure_pairs(
     if done == 0:
         run.forget(places, device, commits)
     elif done < options.pairs:
+        run.cut(places, device, commits, done)
         console.print(f"going on after {done} pairs of an interrupted run", highlight=False)
     write_atomic(state_file, json.dumps(state) + "\n")
     if done < options.pairs:

@@ -9,9 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from gate_builders import BASE_COMMIT, HEAD_COMMIT, commit_of, measured
+from kept_runs import write_kept
 
-from ci import run
+from ci import gate, run
+from ci.device import Device
 from ci.errors import UsageError
+from ci.repo import Commit
 from ci.run import Places
 
 
@@ -89,3 +93,18 @@ def test_a_measuring_process_whose_parents_were_killed_keeps_gates_away(tmp_path
         except UsageError:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
+
+
+def test_a_round_that_lacks_its_other_commit_is_dropped_before_a_run_goes_on(tmp_path: Path) -> None:
+    """Killed between the two commits of a round: what followed would be paired with the process of another round."""
+    places, device = Places(tmp_path), Device("NVIDIA H200", "cuda")
+    base = commit_of([measured("bench.A.track_x", [1.0, 2.0])], commit=BASE_COMMIT)
+    head = commit_of([measured("bench.A.track_x", [3.0, 4.0, 5.0])])
+    write_kept(tmp_path / ".asv", [base, head])
+    commits = [Commit(sha, "subject") for sha in (BASE_COMMIT, HEAD_COMMIT)]
+    assert gate._finished_rounds(places, device, commits) == 2
+    run.cut(places, device, commits, 2)
+    rows = [next(iter(run.load(places, device, commit).rows.values())) for commit in commits]
+    assert [row.samples for row in rows] == [(1.0, 2.0), (3.0, 4.0)]
+    assert [len(row.records) for row in rows] == [2, 2]
+    assert [len(list((places.records / commit.sha[:12]).iterdir())) for commit in commits] == [2, 2]
