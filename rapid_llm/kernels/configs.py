@@ -153,13 +153,13 @@ class WriteConfig:
         tokens: Tokens a program.
         block: Elements of a token's heads a program, a power of two.
         num_warps: As Triton means it.
-        together: Whether a program writes K and V, and not one of them.
+        halves: How many of K and V a program writes: 1 or 2.
     """
 
     tokens: int
     block: int
     num_warps: int = 4
-    together: bool = False
+    halves: int = 1
 
     @classmethod
     def default(cls, sizes: Mapping[str, int], kv_dtype: str) -> WriteConfig:
@@ -178,7 +178,7 @@ class WriteConfig:
         rule = cls.default(sizes, kv_dtype)
         whole = _next_power_of_2(sizes["num_kv_heads"] * sizes["head_dim"])
         blocks = sorted({min(whole, block) for block in (256, 512, 1024, 2048, 4096)})
-        made = [cls(*values) for values in itertools.product((1, 2, 4, 8), blocks, (1, 2, 4, 8, 16), (False, True))]
+        made = [cls(*values) for values in itertools.product((1, 2, 4, 8), blocks, (1, 2, 4, 8, 16), (1, 2))]
         # A thread has one to eight 16-byte loads in flight, so that it neither idles nor spills.
         sized = [config for config in made if 1 <= config.elements // (_ELEMENTS_PER_WARP * config.num_warps) <= 8]
         return list(dict.fromkeys([rule, *(config for config in sized if config.problem(sizes, kv_dtype) is None)]))
@@ -186,7 +186,7 @@ class WriteConfig:
     @property
     def elements(self) -> int:
         """Elements that a program writes."""
-        return self.tokens * self.block * (2 if self.together else 1)
+        return self.tokens * self.block * self.halves
 
     def problem(self, sizes: Mapping[str, int], kv_dtype: str) -> str | None:
         """Why this config cannot serve a request; None where it can."""
@@ -194,6 +194,8 @@ class WriteConfig:
         for name in ("tokens", "block"):
             if (size := getattr(self, name)) < 1 or size & (size - 1):
                 return f"{name} is {size} and no power of two"
+        if self.halves not in (1, 2):
+            return f"halves is {self.halves}, neither 1 nor 2"
         if self.elements > 4 * _MAX_ELEMENTS_PER_PROGRAM:
             return f"a program would write {self.elements} elements, more than {4 * _MAX_ELEMENTS_PER_PROGRAM}"
         return _launch_problem(self.num_warps, 1)
@@ -274,9 +276,9 @@ def choose_write_config(num_tokens: int, num_elements: int) -> WriteConfig:
         num_elements: Elements of a token's K heads.
     """
     block = min(_next_power_of_2(num_elements), _MAX_ELEMENTS_PER_PROGRAM)
-    together = num_tokens > _FEW_TOKENS
+    halves = 2 if num_tokens > _FEW_TOKENS else 1
     tokens = 2 if num_tokens > _MANY_TOKENS and 4 * block <= _MAX_ELEMENTS_PER_PROGRAM else 1
-    return WriteConfig(tokens, block, max(1, min(16, block // _ELEMENTS_PER_WARP)), together)
+    return WriteConfig(tokens, block, max(1, min(16, block // _ELEMENTS_PER_WARP)), halves)
 
 
 def _launch_problem(num_warps: Any, num_stages: Any) -> str | None:

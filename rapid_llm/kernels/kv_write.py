@@ -119,7 +119,7 @@ def kv_write(
     num_tokens, num_kv_heads, head_dim = k.shape
     num_elements = num_kv_heads * head_dim
     config = config or choose_write_config(num_tokens, num_elements)
-    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 1 if config.together else 2)
+    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)
     ((k_factor, k_rest), (v_factor, v_rest)), divide = scale_factors(k.dtype, k_scale, v_scale)
     kv_write_kernel[grid](
         k,
@@ -146,7 +146,7 @@ def kv_write(
         HEAD_DIM=head_dim,
         TOKENS=config.tokens,
         BLOCK=config.block,
-        TOGETHER=config.together,
+        TOGETHER=config.halves == 2,
         E4M3=k_rows.dtype == torch.uint8,
         CONVERT=has_e4m3_convert(k.device),
         DIVIDE=divide,

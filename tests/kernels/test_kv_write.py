@@ -101,7 +101,7 @@ def test_every_candidate_writes_the_same(device: str, dtype: Any, pool_dtype: An
     sizes = {"num_tokens": num_tokens, "num_kv_heads": heads, "head_dim": head_dim}
     candidates = WriteConfig.candidates(sizes, "e4m3" if pool_dtype == E4M3 else str(pool_dtype).removeprefix("torch."))
     kept = slots[(slots >= 0) & (slots < 20)]
-    assert {config.together for config in candidates} == {False, True}
+    assert {config.halves for config in candidates} == {1, 2}
     for config in candidates:
         pool = Pool(20, heads, head_dim, pool_dtype, device)
         with tuned.overridden("triton_kv_write", config):
@@ -119,7 +119,8 @@ def test_the_rule_is_a_candidate_and_no_candidate_is_one_twice() -> None:
             assert rule.problem(sizes, "e4m3") is None
             assert rule not in others
             assert len(set(others)) == len(others) >= 8
-    assert WriteConfig(8, 4096).problem({}, "e4m3") is not None
+    assert "more than" in str(WriteConfig(8, 4096).problem({}, "e4m3"))
+    assert "halves is 3" in str(WriteConfig(1, 1024, halves=3).problem({}, "e4m3"))
 
 
 @pytest.mark.parametrize("pool_dtype", [FP16, E4M3])
