@@ -98,7 +98,8 @@ def _quantize(dtype: torch.dtype, kv_dtype: str, head_dim: int, device: torch.de
 def _rope_write(dtype: torch.dtype, kv_dtype: str, head_dim: int, device: torch.device) -> Any:
     k_rows, v_rows, scales = _pool(kv_dtype, head_dim, device)
     heads = _NUM_Q_HEADS + 2 * _NUM_KV_HEADS
-    q, k, v = torch.empty(_BATCH, heads, head_dim, dtype=dtype, device=device).split([_NUM_Q_HEADS, _NUM_KV_HEADS, _NUM_KV_HEADS], dim=1)
+    qkv = torch.empty(_BATCH, heads, head_dim, dtype=dtype, device=device)
+    q, k, v = qkv[:, :_NUM_Q_HEADS], qkv[:, _NUM_Q_HEADS:-_NUM_KV_HEADS], qkv[:, -_NUM_KV_HEADS:]
     positions, slots = (torch.empty(_BATCH, dtype=torch.int32, device=device) for _ in range(2))
     cos_sin = torch.empty(_CONTEXT, head_dim, dtype=torch.float32, device=device)
     weight = torch.empty(head_dim, dtype=dtype, device=device)
