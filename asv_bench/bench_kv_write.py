@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asv_bench import kv_pool, suite, verify
@@ -58,8 +59,50 @@ def _decode(num_tokens: int, kv_dtype: str) -> Case:
     )
 
 
-def _build_write(case: Case, device: torch.device) -> Prepared:
-    """Rotating scatters of fresh K and V, views of a fused QKV projection, into scattered rows of a combined pool."""
+@dataclass
+class WriteSets:
+    """Working sets of scatters of fresh K and V, views of a fused QKV projection, into scattered rows of a combined pool.
+
+    Attributes:
+        pool: Whose rows are written.
+        slots: [num_tokens] int32 of each set, which share no row.
+        qkv: [num_tokens, heads, head_dim] of each set.
+        keys, values: Views of `qkv`, [num_tokens, num_kv_heads, head_dim].
+        work: Of a call.
+    """
+
+    pool: kv_pool.PagedPool
+    slots: list[torch.Tensor]
+    qkv: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    work: Work
+
+    def call(self, i: int) -> Callable[[], object]:
+        """The public call on set `i`."""
+        k, v, slot_mapping, pool = self.keys[i], self.values[i], self.slots[i], self.pool
+        return lambda: ops.kv_write(k, v, slot_mapping, pool.k_rows, pool.v_rows, **pool.scales)
+
+    def poison(self) -> None:
+        """Makes all rows of the slots wrong."""
+        written = torch.cat(self.slots).long()
+        for rows in (self.pool.k_rows, self.pool.v_rows):
+            rows[written] = 0x7F if rows.dtype == torch.uint8 else float("nan")
+
+    def check(self) -> float:
+        """Reads all rows of the slots back; returns the largest absolute difference, raises `VerificationError`."""
+        pool = self.pool
+        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
+        return verify.check_write(torch.cat(self.keys), torch.cat(self.values), torch.cat(self.slots), pool.k_rows, pool.v_rows, **scales)
+
+
+def write_sets(case: Case, device: torch.device) -> WriteSets:
+    """As many sets as keep each cold until its turn comes again.
+
+    Args:
+        case: Of `KVWritePrefill` or `KVWriteDecode`, or one like them with other arguments.
+        device: Where.
+    """
     num_tokens: int = case.args["num_tokens"]
     kv_dtype: str = case.args["kv_dtype"]
     dtype = getattr(torch, case.args["dtype"])
@@ -79,45 +122,47 @@ def _build_write(case: Case, device: torch.device) -> Prepared:
     slots = kv_pool.spread(num_sets, (num_tokens,), torch.int32, device)
     for i, slot_mapping in enumerate(slots):
         slot_mapping.copy_(pool.free_rows[i * num_tokens : (i + 1) * num_tokens])
-    guards = verify.guard_rows(pool.free_rows, pool.k_rows.shape[0])
-    edges = [verify.edge_values(scale or 1.0, dtype, device) for scale in (pool.k_scale, pool.v_scale)]
     qkv = kv_pool.spread(num_sets, (num_tokens, heads, _HEAD_DIM), dtype, device)
     for i, projection in enumerate(qkv):
         projection.copy_(kv_pool.random_values(tuple(projection.shape), dtype, device, seed=11 + i))
     keys = [projection[:, _NUM_Q_HEADS : _NUM_Q_HEADS + _NUM_KV_HEADS] for projection in qkv]
     values = [projection[:, _NUM_Q_HEADS + _NUM_KV_HEADS :] for projection in qkv]
+    work = Work(moved=float(moved), written=float(elements * kv_pool.pool_dtype(kv_dtype).itemsize))
+    return WriteSets(pool, slots, qkv, keys, values, work)
+
+
+def request_of(sets: WriteSets) -> Any:
+    """The request of a call."""
+    return ops.write_request(sets.keys[0], sets.values[0], sets.slots[0], sets.pool.k_rows, sets.pool.v_rows)
+
+
+def prepared_write(case: Case, sets: WriteSets) -> Prepared:
+    """The row of `sets`, with the checks that a row has."""
+    pool, device = sets.pool, sets.slots[0].device
+    guards = verify.guard_rows(pool.free_rows, pool.k_rows.shape[0])
+    edges = [verify.edge_values(scale or 1.0, sets.keys[0].dtype, device) for scale in (pool.k_scale, pool.v_scale)]
     guards_before = torch.stack([pool.k_rows[guards], pool.v_rows[guards]])
-
-    def call(i: int) -> Callable[[], object]:
-        k, v, slot_mapping = keys[i], values[i], slots[i]
-        return lambda: ops.kv_write(k, v, slot_mapping, pool.k_rows, pool.v_rows, **pool.scales)
-
-    def poison() -> None:
-        written = torch.cat(slots).long()
-        for rows in (pool.k_rows, pool.v_rows):
-            rows[written] = 0x7F if rows.dtype == torch.uint8 else float("nan")
 
     def check() -> float:
         verify.check_guards(guards_before, torch.stack([pool.k_rows[guards], pool.v_rows[guards]]), what=f"KV write, {case.label}")
-        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
-        return verify.check_write(torch.cat(keys), torch.cat(values), torch.cat(slots), pool.k_rows, pool.v_rows, **scales)
+        return sets.check()
 
     def vary() -> None:
         """Other values, and among them those at which a store goes wrong first; only after the timing, for these are slow to convert."""
-        for projection in qkv:
+        for projection in sets.qkv:
             projection.neg_()
-        for inputs, edge in zip((keys, values), edges, strict=True):
+        for inputs, edge in zip((sets.keys, sets.values), edges, strict=True):
             for x in inputs:
                 x[..., : edge.numel()] = edge
 
     return Prepared(
-        calls=[call(i) for i in range(num_sets)],
-        work=Work(moved=float(moved), written=float(elements * kv_pool.pool_dtype(kv_dtype).itemsize)),
-        poison=poison,
+        calls=[sets.call(i) for i in range(len(sets.slots))],
+        work=sets.work,
+        poison=sets.poison,
         check=check,
         vary=vary,
-        selection=dispatcher.dispatch(ops.write_request(keys[0], values[0], slots[0], pool.k_rows, pool.v_rows)),
-        inputs=[slots[0]],
+        selection=dispatcher.dispatch(request_of(sets)),
+        inputs=[sets.slots[0]],
     )
 
 
@@ -139,7 +184,7 @@ class KVWritePrefill(suite.Suite):
     )
 
     def build(self, case: Case, device: torch.device) -> Prepared:
-        return _build_write(case, device)
+        return prepared_write(case, write_sets(case, device))
 
     @suite.throughput("GB/s")
     def track_bandwidth(self, outcomes: Outcomes, case: str) -> float:
@@ -154,7 +199,7 @@ class KVWriteDecode(suite.Suite):
     cases = (_decode(1, "float16"), _decode(8, "float16"), _decode(64, "float16"), _decode(64, "e4m3"))
 
     def build(self, case: Case, device: torch.device) -> Prepared:
-        return _build_write(case, device)
+        return prepared_write(case, write_sets(case, device))
 
     @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:

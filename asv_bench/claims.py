@@ -95,8 +95,22 @@ def _quantize(dtype: torch.dtype, kv_dtype: str, head_dim: int, device: torch.de
     return ops.quantize_e4m3(x[:, :_NUM_KV_HEADS], 0.5, backend=BACKEND)
 
 
+def _rope_write(dtype: torch.dtype, kv_dtype: str, head_dim: int, device: torch.device) -> Any:
+    k_rows, v_rows, scales = _pool(kv_dtype, head_dim, device)
+    heads = _NUM_Q_HEADS + 2 * _NUM_KV_HEADS
+    qkv = torch.empty(_BATCH, heads, head_dim, dtype=dtype, device=device)
+    q, k, v = qkv[:, :_NUM_Q_HEADS], qkv[:, _NUM_Q_HEADS:-_NUM_KV_HEADS], qkv[:, -_NUM_KV_HEADS:]
+    positions, slots = (torch.empty(_BATCH, dtype=torch.int32, device=device) for _ in range(2))
+    cos_sin = torch.empty(_CONTEXT, head_dim, dtype=torch.float32, device=device)
+    weight = torch.empty(head_dim, dtype=dtype, device=device)
+    return ops.rope_norm_kv_write(
+        q, k, v, positions, cos_sin, slots, k_rows, v_rows, q_weight=weight, k_weight=weight, backend=BACKEND, **scales
+    )
+
+
 _CALLS: dict[str, Callable[..., object]] = {
     "paged_decode_attention": _decode,
     "kv_write": _write,
     "quantize_e4m3": _quantize,
+    "rope_norm_kv_write": _rope_write,
 }

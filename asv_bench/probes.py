@@ -1,4 +1,4 @@
-"""Small Triton kernels of the instrument itself: nothing, a wait of a known length, and a plain read of memory.
+"""Small Triton kernels of the instrument itself: nothing, a wait of a known length, a plain read and a plain copy of memory.
 
 Imported only where there is a CUDA device.
 """
@@ -15,6 +15,8 @@ from triton.language.extra.cuda import globaltimer
 READ_BLOCK = 8192
 READ_UNROLL = 4
 _READ_WARPS = 16
+COPY_BLOCK = 2048
+_COPY_WARPS = 4
 
 
 @triton.jit
@@ -38,6 +40,12 @@ def _read(source, out, BLOCK: tl.constexpr, UNROLL: tl.constexpr):  # type: igno
     for part in tl.static_range(UNROLL):
         folded ^= tl.load(source + first + part * BLOCK + tl.arange(0, BLOCK))
     tl.store(out + tl.program_id(0), tl.xor_sum(folded, 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy(source, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + place, tl.load(source + place).to(out.dtype.element_ty))
 
 
 def nothing(out: torch.Tensor) -> None:
@@ -64,3 +72,13 @@ def read(source: torch.Tensor, out: torch.Tensor) -> Any:
     """
     grid = (source.numel() // (READ_BLOCK * READ_UNROLL),)
     return _read[grid](source, out, READ_BLOCK, READ_UNROLL, num_warps=_READ_WARPS)
+
+
+def copy(source: torch.Tensor, out: torch.Tensor) -> Any:
+    """Writes every element of `source` in its place, or the low byte of it: the plainest kernel that reads and writes these bytes.
+
+    Args:
+        source: [n] int16, n a multiple of COPY_BLOCK.
+        out: [n] int16 or int8.
+    """
+    return _copy[(source.numel() // COPY_BLOCK,)](source, out, COPY_BLOCK, num_warps=_COPY_WARPS)

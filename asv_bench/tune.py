@@ -2,7 +2,8 @@
 
 `python -m asv_bench.tune` on a GPU: graph replay, cold, rotating working sets. On a machine without one Triton's interpreter goes through
 the same steps on tiny shapes with a wall clock, says so, and stores nothing unless a file is named. `--trial` measures the variants of
-paged decode at serving shapes and stores no config (`asv_bench/kernel_trial.py`).
+paged decode at serving shapes and stores no config (`asv_bench/kernel_trial.py`), `--trial-write` does the same for the KV write
+(`asv_bench/write_trial.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ else:
 
 autotune: Any = LazyModule("rapid_llm.kernels.autotune")
 kernel_trial: Any = LazyModule("asv_bench.kernel_trial")
+write_trial: Any = LazyModule("asv_bench.write_trial")
 config_store: Any = LazyModule("rapid_llm.kernels.autotune.config_store")
 dispatcher: Any = LazyModule("rapid_llm.kernels.ops.dispatch")
 environment: Any = LazyModule("asv_bench.environment")
@@ -102,12 +104,15 @@ def tune(
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status: 0, 1 where a case could not be tuned, 2 where nothing is selected."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if "--trial-write" in given:
+        return int(write_trial.main([argument for argument in given if argument != "--trial-write"], _device))
     if "--trial" in given:
         return int(kernel_trial.main([argument for argument in given if argument != "--trial"], _device))
     parser = argparse.ArgumentParser(prog="python -m asv_bench.tune", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--select", default="", help="regular expression over the case labels")
     parser.add_argument("--store", type=Path, help="file to write; on a GPU the packaged file of this device by default")
     parser.add_argument("--trial", action="store_true", help="instead measure the variants of paged decode; see --trial --help")
+    parser.add_argument("--trial-write", action="store_true", help="instead measure configs of the KV write; see --trial-write --help")
     arguments = parser.parse_args(given)
     with _device() as device:
         chosen = [(suite, case) for suite, case in cases(device.type) if re.search(arguments.select, case.label)]

@@ -15,7 +15,23 @@ _BOTH: Mapping[str, tuple[str, ...]] = {PREFILL: (), DECODE_WRITE: ()}
 _BYTES: Mapping[str, tuple[str, ...]] = {PREFILL: ("e4m3",), DECODE_WRITE: ("e4m3",)}
 
 _DIFFER = "KV write, . half"
-_NARROW = "        values = narrow_to_e4m3(values, scale, CONVERT)\n"
+_NARROW = "        values = narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE)\n"
+_STORE = "    if E4M3:\n        values"
+_K_STORES = (
+    ("k_rows_ptr, slot, head, column, k_row_stride, k_row_head_stride, k, kept, k_factor, k_rest, E4M3, CONVERT, DIVIDE)\n        _store("),
+    ("k_rows_ptr, slot, head, column, k_row_stride, k_row_head_stride, k, kept, k_factor, k_rest, E4M3, CONVERT, DIVIDE)\n    else:"),
+)
+"""The stores of K, in programs that write both and in those that write one, each with what follows it."""
+_V_STORES = (
+    "v_rows_ptr, slot, head, column, v_row_stride, v_row_head_stride, v, kept, v_factor, v_rest, E4M3, CONVERT, DIVIDE)\n    elif",
+    "v_rows_ptr, slot, head, column, v_row_stride, v_row_head_stride, v, kept, v_factor, v_rest, E4M3, CONVERT, DIVIDE)\n\n\n",
+)
+"""The stores of V, likewise."""
+_V_LOADS = (
+    "        v = _load(v_ptr, token, head, column, v_token_stride, v_head_stride, within)\n        _store(k_rows_ptr",
+    "    else:\n        v = _load(v_ptr, token, head, column, v_token_stride, v_head_stride, within)\n",
+)
+"""The loads of V, likewise."""
 _HEAD = "    num_tokens, num_kv_heads, head_dim = k.shape\n"
 
 
@@ -23,13 +39,17 @@ def _kernel(name: str, what: str, old: str, new: str, *, rows: Mapping[str, tupl
     return Fault(name, what, rows, (Edit(_KERNEL, old, new),), reason=reason)
 
 
+def _twice(name: str, what: str, lines: tuple[str, str], old: str, new: str, *, rows: Mapping[str, tuple[str, ...]] = _BOTH) -> Fault:
+    """A fault of a line of both kinds of programs."""
+    return Fault(name, what, rows, tuple(Edit(_KERNEL, line, line.replace(old, new)) for line in lines), reason=_DIFFER)
+
+
 def _narrowed(name: str, what: str, lines: str) -> Fault:
     return _kernel(name, what, _NARROW, lines, rows=_BYTES)
 
 
 def _value(name: str, what: str, lines: str, rows: Mapping[str, tuple[str, ...]]) -> Fault:
-    load = "    values = tl.load(source, mask=mask, other=0.0)\n"
-    return _kernel(name, what, load, f"{load}{lines}\n", rows=rows)
+    return _kernel(name, what, _STORE, f"{lines}\n{_STORE}", rows=rows)
 
 
 def _after(name: str, what: str, line: str) -> Fault:
@@ -45,22 +65,15 @@ def _quantiser(name: str, what: str, new: str) -> Fault:
         name,
         what,
         {DECODE_E4M3: (), **_BYTES},
-        (Edit(_QUANT, "narrow_to_e4m3(values, scale, CONVERT), mask=inside", f"{new}, mask=inside"),),
+        (Edit(_QUANT, "narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE), mask=inside", f"{new}, mask=inside"),),
         reason="pool fixture, quantiser",
     )
 
 
 FAULTS = (
-    _kernel(
-        "k-in-v-half",
-        "K lands in the V half of its row.",
-        "k_rows_ptr + slot[:, None] * k_row_stride + (",
-        "v_rows_ptr + slot[:, None] * k_row_stride + (",
-    ),
-    _kernel(
-        "v-unwritten", "Only K is written.", "triton.cdiv(num_elements, config.block), 2)", "triton.cdiv(num_elements, config.block), 1)"
-    ),
-    _kernel("v-is-k", "K is written to both halves.", "v_ptr + token[:, None] * v_token_stride", "k_ptr + token[:, None] * v_token_stride"),
+    _twice("k-in-v-half", "K lands in the V half of its row.", _K_STORES, "k_rows_ptr, slot", "v_rows_ptr, slot"),
+    _twice("v-unwritten", "Only K is written.", _V_STORES, "v, kept", "v, kept & (slot < 0)[:, None]"),
+    _twice("v-is-k", "K is written to both halves.", _V_LOADS, "v_ptr, token", "k_ptr, token"),
     _kernel(
         "swapped-row-and-head-strides",
         "The row and head strides of the pool's K are exchanged.",
@@ -92,15 +105,15 @@ FAULTS = (
     _kernel(
         "last-token-unwritten",
         "The last token of a call is masked out.",
-        "mask=token < num_tokens, other=-1",
-        "mask=token < num_tokens - 1, other=-1",
+        "kept = ((place < num_tokens)",
+        "kept = ((place < num_tokens - 1)",
         rows={PREFILL: (), DECODE_WRITE: ("fp16", "one token")},
     ),
     _kernel(
         "second-half-of-a-row-unwritten",
         "The second half of a token's heads is masked out.",
-        "    mask = kept[:, None]\n",
-        "    mask = kept[:, None] & (element < NUM_ELEMENTS // 2)[None, :]\n",
+        "    if TOGETHER:\n",
+        "    kept = kept & (element < NUM_ELEMENTS // 2)[None, :]\n    if TOGETHER:\n",
     ),
     _kernel(
         "swapped-tokens",
@@ -111,8 +124,8 @@ FAULTS = (
     _kernel(
         "write-offset-in-31-bits",
         "Row offsets keep 31 bits, so that rows past 2**31 elements are written elsewhere.",
-        "k_rows_ptr + slot[:, None] * k_row_stride + (",
-        "k_rows_ptr + ((slot[:, None] * k_row_stride) & 0x7FFFFFFF) + (",
+        "    tl.store(pointer + row[:, None] * row_stride + (",
+        "    tl.store(pointer + ((row[:, None] * row_stride) & 0x7FFFFFFF) + (",
         rows={PREFILL: ("far",)},
     ),
     _after("row-0-touched", "Row 0 is overwritten, whatever the slots are.", "k_rows[:1] = 0"),
@@ -137,22 +150,16 @@ FAULTS = (
         "    values = tl.where(values == 0, 0.0, values).to(values.dtype)",
         {PREFILL: ("fp16",), DECODE_WRITE: ("fp16",)},
     ),
-    _narrowed("wrong-scale", "e4m3 values are divided by a scale a tenth too large.", _NARROW.replace("scale", "scale * 1.1")),
-    _narrowed("ignored-scale", "e4m3 values are stored unscaled.", _NARROW.replace("scale", "1.0")),
-    _narrowed("scaled-the-wrong-way", "e4m3 values are multiplied by the scale.", _NARROW.replace("scale", "1.0 / scale")),
-    _kernel(
-        "swapped-write-scales",
-        "K is quantised with the scale of V.",
-        "            k_scale,\n            E4M3",
-        "            v_scale,\n            E4M3",
-        rows=_BYTES,
-    ),
+    _narrowed("wrong-scale", "e4m3 values are divided by a scale a tenth too large.", _NARROW.replace("factor", "factor / 1.1")),
+    _narrowed("ignored-scale", "e4m3 values are stored unscaled.", _NARROW.replace("factor, rest", "1.0, 0.0")),
+    _narrowed("scaled-the-wrong-way", "e4m3 values are multiplied by the scale.", _NARROW.replace("factor, rest", "1.0 / factor, 0.0")),
+    _twice("swapped-write-scales", "K is quantised with the scale of V.", _K_STORES, "k_factor, k_rest", "v_factor, v_rest", rows=_BYTES),
     _narrowed(
         "missing-saturation",
         "Values beyond 448 times the scale become NaN instead of saturating.",
         "        wide = tl.abs(values.to(tl.float32))\n"
         f"{_NARROW}"
-        "        values = tl.where(wide > 464.0 * scale, 0x7F, values.to(tl.int32)).to(tl.uint8)\n",
+        "        values = tl.where(wide * factor > 464.0, 0x7F, values.to(tl.int32)).to(tl.uint8)\n",
     ),
     _narrowed(
         "flushed-written-subnormals",
@@ -162,7 +169,7 @@ FAULTS = (
     _narrowed(
         "truncation",
         "e4m3 values are cut off instead of rounded.",
-        "        exact = tl.abs(values.to(tl.float32)) / scale\n"
+        "        exact = tl.abs(values.to(tl.float32)) * factor\n"
         f"{_NARROW}"
         "        bits = values.to(tl.int32)\n"
         "        step = ((bits & 0x7F) > 0) & ((bits & 0x7F) < 0x7E) & (exact < 448.0) & (exact > 1.0) & ((exact * 8.0) % 1.0 > 0.5)\n"
@@ -174,14 +181,16 @@ FAULTS = (
         f"{_NARROW}        values = tl.where((values.to(tl.int32) & 0x7F) == 0x7F, 0x7E, values.to(tl.int32)).to(tl.uint8)\n",
     ),
     _quantiser(
-        "quantised-with-wrong-scale", "The quantiser divides by a scale a tenth too large.", "narrow_to_e4m3(values, scale * 1.1, CONVERT)"
+        "quantised-with-wrong-scale",
+        "The quantiser divides by a scale a tenth too large.",
+        "narrow_to_e4m3(values, factor / 1.1, rest, CONVERT, DIVIDE)",
     ),
-    _quantiser("quantised-to-half", "The quantiser loses the sign bit.", "narrow_to_e4m3(values, scale, CONVERT) & 0x7F"),
+    _quantiser("quantised-to-half", "The quantiser loses the sign bit.", "narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE) & 0x7F"),
     _quantiser(
         "quantised-subnormals-flushed",
         "The quantiser writes zeros for subnormal values.",
-        "tl.where((narrow_to_e4m3(values, scale, CONVERT).to(tl.int32) & 0x78) == 0, 0, "
-        "narrow_to_e4m3(values, scale, CONVERT).to(tl.int32)).to(tl.uint8)",
+        "tl.where((narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE).to(tl.int32) & 0x78) == 0, 0, "
+        "narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE).to(tl.int32)).to(tl.uint8)",
     ),
     Fault(
         "wrong-write-impl",
@@ -202,7 +211,7 @@ FAULTS = (
         "reciprocal",
         "e4m3 values are multiplied by the scale's reciprocal: another right way.",
         {PREFILL: ("e4m3",)},
-        (Edit(_E4M3, "quotient = tl.div_rn(wide, tl.zeros_like(wide) + scale)", "quotient = wide * (1.0 / scale)"),),
+        (Edit(_E4M3, "return _multiply_add(wide, factor, wide * rest)", "return wide * (factor + rest)"),),
         harmless=True,
     ),
 )

@@ -45,7 +45,12 @@ _MAX_SPLITS = 128
 _MOST_MERGED = 16
 _MIN_TILES_PER_SPLIT = 2
 _MAX_ELEMENTS_PER_PROGRAM = 4096
-_FEW_TOKENS = 4096
+_FEW_TOKENS = 256
+"""Up to so many tokens, K and V are written by programs of their own."""
+_MANY_TOKENS = 4096
+"""From more tokens on, a program writes several."""
+_ELEMENTS_PER_WARP = 256
+"""A 16-byte load of each thread."""
 _WARPS = (1, 2, 4, 8, 16, 32)
 _MAX_STAGES = 8
 
@@ -169,11 +174,13 @@ class WriteConfig:
         tokens: Tokens a program.
         block: Elements of a token's heads a program, a power of two.
         num_warps: As Triton means it.
+        halves: How many of K and V a program writes: 1 or 2.
     """
 
     tokens: int
     block: int
     num_warps: int = 4
+    halves: int = 1
 
     @classmethod
     def default(cls, sizes: Mapping[str, int], kv_dtype: str) -> WriteConfig:
@@ -192,8 +199,15 @@ class WriteConfig:
         rule = cls.default(sizes, kv_dtype)
         whole = _next_power_of_2(sizes["num_kv_heads"] * sizes["head_dim"])
         blocks = sorted({min(whole, block) for block in (256, 512, 1024, 2048, 4096)})
-        made = [cls(*values) for values in itertools.product((1, 2, 4, 8), blocks, (1, 2, 4, 8))]
-        return list(dict.fromkeys([rule, *(config for config in made if config.problem(sizes, kv_dtype) is None)]))
+        made = [cls(*values) for values in itertools.product((1, 2, 4, 8), blocks, (1, 2, 4, 8, 16), (1, 2))]
+        # A thread has one to eight 16-byte loads in flight, so that it neither idles nor spills.
+        sized = [config for config in made if 1 <= config.elements // (_ELEMENTS_PER_WARP * config.num_warps) <= 8]
+        return list(dict.fromkeys([rule, *(config for config in sized if config.problem(sizes, kv_dtype) is None)]))
+
+    @property
+    def elements(self) -> int:
+        """Elements that a program writes."""
+        return self.tokens * self.block * self.halves
 
     def problem(self, sizes: Mapping[str, int], kv_dtype: str) -> str | None:
         """Why this config cannot serve a request; None where it can."""
@@ -201,8 +215,10 @@ class WriteConfig:
         for name in ("tokens", "block"):
             if (size := getattr(self, name)) < 1 or size & (size - 1):
                 return f"{name} is {size} and no power of two"
-        if self.tokens * self.block > 4 * _MAX_ELEMENTS_PER_PROGRAM:
-            return f"a program would write {self.tokens * self.block} elements, more than {4 * _MAX_ELEMENTS_PER_PROGRAM}"
+        if self.halves not in (1, 2):
+            return f"halves is {self.halves}, neither 1 nor 2"
+        if self.elements > 4 * _MAX_ELEMENTS_PER_PROGRAM:
+            return f"a program would write {self.elements} elements, more than {4 * _MAX_ELEMENTS_PER_PROGRAM}"
         return _launch_problem(self.num_warps, 1)
 
 
@@ -286,15 +302,18 @@ def _splits_to_try(sizes: Mapping[str, int], block_m: int, block_n: int) -> list
 
 
 def choose_write_config(num_tokens: int, num_elements: int) -> WriteConfig:
-    """Few tokens need many programs to fill the device; many tokens amortise a program over several.
+    """Few tokens need many programs to fill the device; with many, a program keeps K and V in flight, and of several tokens.
+
+    A hypothesis: it has not been measured.
 
     Args:
         num_tokens: Tokens of the call.
         num_elements: Elements of a token's K heads.
     """
     block = min(_next_power_of_2(num_elements), _MAX_ELEMENTS_PER_PROGRAM)
-    tokens = 1 if num_tokens <= _FEW_TOKENS else max(1, min(4, _MAX_ELEMENTS_PER_PROGRAM // block))
-    return WriteConfig(tokens, block)
+    halves = 2 if num_tokens > _FEW_TOKENS else 1
+    tokens = 2 if num_tokens > _MANY_TOKENS and 4 * block <= _MAX_ELEMENTS_PER_PROGRAM else 1
+    return WriteConfig(tokens, block, max(1, min(16, block // _ELEMENTS_PER_WARP)), halves)
 
 
 def _launch_problem(num_warps: Any, num_stages: Any) -> str | None:

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rapid_llm.kernels.e4m3 import narrow_to_e4m3
+from rapid_llm.kernels.e4m3 import narrow_to_e4m3, scale_factors
 from rapid_llm.kernels.launch import has_e4m3_convert
 
 __all__ = ["quantize_e4m3"]
@@ -18,7 +18,8 @@ def quantize_e4m3_kernel(
     x_ptr,
     out_ptr,
     numel,
-    scale,
+    factor,
+    rest,
     size_1,
     size_2,
     stride_0,
@@ -27,6 +28,7 @@ def quantize_e4m3_kernel(
     CONTIGUOUS: tl.constexpr,
     BLOCK: tl.constexpr,
     CONVERT: tl.constexpr,
+    DIVIDE: tl.constexpr,
 ):
     """out[i] = e4m3(x[i] / scale) over the row-major index i of three dimensions; one program a BLOCK of them."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -37,7 +39,7 @@ def quantize_e4m3_kernel(
         rest = index // size_2
         source = (rest // size_1) * stride_0 + (rest % size_1) * stride_1 + (index % size_2) * stride_2
     values = tl.load(x_ptr + source, mask=inside, other=0.0)
-    tl.store(out_ptr + index, narrow_to_e4m3(values, scale, CONVERT), mask=inside)
+    tl.store(out_ptr + index, narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE), mask=inside)
 
 
 def quantize_e4m3(x: torch.Tensor, out: torch.Tensor, *, scale: float) -> None:
@@ -49,15 +51,18 @@ def quantize_e4m3(x: torch.Tensor, out: torch.Tensor, *, scale: float) -> None:
         scale: Finite and positive.
     """
     numel = x.numel()
+    ((factor, rest),), divide = scale_factors(x.dtype, scale)
     quantize_e4m3_kernel[(triton.cdiv(numel, _BLOCK),)](
         x,
         out,
         numel,
-        scale,
+        factor,
+        rest,
         x.shape[1],
         x.shape[2],
         *x.stride(),
         CONTIGUOUS=x.is_contiguous(),
         BLOCK=_BLOCK,
         CONVERT=has_e4m3_convert(x.device),
+        DIVIDE=divide,
     )

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.configs import WriteConfig, choose_write_config
-from rapid_llm.kernels.e4m3 import narrow_to_e4m3
+from rapid_llm.kernels.e4m3 import narrow_to_e4m3, scale_factors
 from rapid_llm.kernels.launch import has_e4m3_convert
 
 __all__ = ["kv_write"]
@@ -21,8 +21,10 @@ def kv_write_kernel(
     v_rows_ptr,
     num_tokens,
     num_rows,
-    k_scale,
-    v_scale,
+    k_factor,
+    k_rest,
+    v_factor,
+    v_rest,
     k_token_stride,
     k_head_stride,
     v_token_stride,
@@ -36,48 +38,65 @@ def kv_write_kernel(
     HEAD_DIM: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
     E4M3: tl.constexpr,
     CONVERT: tl.constexpr,
+    DIVIDE: tl.constexpr,
 ):
-    """One program = (TOKENS tokens, BLOCK elements of a token's heads, K or V).
+    """One program = (TOKENS tokens, BLOCK elements of a token's heads, K or V; both where TOGETHER).
 
-    NUM_ELEMENTS is num_kv_heads * HEAD_DIM: the elements of a token's K.
+    NUM_ELEMENTS is num_kv_heads * HEAD_DIM: the elements of a token's K. Values are loaded without waiting for the slots: those of a
+    skipped token are read in vain.
     """
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    slot = tl.load(slot_ptr + token * slot_stride, mask=token < num_tokens, other=-1).to(tl.int64)
-    kept = (slot >= 0) & (slot < num_rows)
+    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    # What lies past the last token reads the last token, so that no load needs a mask.
+    token = tl.minimum(place, num_tokens - 1).to(tl.int64)
+    slot = tl.load(slot_ptr + token * slot_stride).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     head = element // HEAD_DIM
     column = element % HEAD_DIM
-    mask = kept[:, None]
+    within = None
+    kept = ((place < num_tokens) & (slot >= 0) & (slot < num_rows))[:, None]
     if NUM_ELEMENTS % BLOCK != 0:
-        mask = mask & (element < NUM_ELEMENTS)[None, :]
-    if tl.program_id(2) == 0:
-        _write_rows(
-            k_ptr + token[:, None] * k_token_stride + (head.to(tl.int64) * k_head_stride + column)[None, :],
-            k_rows_ptr + slot[:, None] * k_row_stride + (head.to(tl.int64) * k_row_head_stride + column)[None, :],
-            mask,
-            k_scale,
-            E4M3,
-            CONVERT,
-        )
+        within = (element < NUM_ELEMENTS)[None, :]
+        kept = kept & within
+    if TOGETHER:
+        k = _load(k_ptr, token, head, column, k_token_stride, k_head_stride, within)
+        v = _load(v_ptr, token, head, column, v_token_stride, v_head_stride, within)
+        _store(k_rows_ptr, slot, head, column, k_row_stride, k_row_head_stride, k, kept, k_factor, k_rest, E4M3, CONVERT, DIVIDE)
+        _store(v_rows_ptr, slot, head, column, v_row_stride, v_row_head_stride, v, kept, v_factor, v_rest, E4M3, CONVERT, DIVIDE)
+    elif tl.program_id(2) == 0:
+        k = _load(k_ptr, token, head, column, k_token_stride, k_head_stride, within)
+        _store(k_rows_ptr, slot, head, column, k_row_stride, k_row_head_stride, k, kept, k_factor, k_rest, E4M3, CONVERT, DIVIDE)
     else:
-        _write_rows(
-            v_ptr + token[:, None] * v_token_stride + (head.to(tl.int64) * v_head_stride + column)[None, :],
-            v_rows_ptr + slot[:, None] * v_row_stride + (head.to(tl.int64) * v_row_head_stride + column)[None, :],
-            mask,
-            v_scale,
-            E4M3,
-            CONVERT,
-        )
+        v = _load(v_ptr, token, head, column, v_token_stride, v_head_stride, within)
+        _store(v_rows_ptr, slot, head, column, v_row_stride, v_row_head_stride, v, kept, v_factor, v_rest, E4M3, CONVERT, DIVIDE)
 
 
 @triton.jit
-def _write_rows(source, destination, mask, scale, E4M3: tl.constexpr, CONVERT: tl.constexpr):
-    values = tl.load(source, mask=mask, other=0.0)
+def _load(pointer, row, head, column, row_stride, head_stride, mask):
+    return tl.load(pointer + row[:, None] * row_stride + (head.to(tl.int64) * head_stride + column)[None, :], mask=mask)
+
+
+@triton.jit
+def _store(
+    pointer,
+    row,
+    head,
+    column,
+    row_stride,
+    head_stride,
+    values,
+    mask,
+    factor,
+    rest,
+    E4M3: tl.constexpr,
+    CONVERT: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):
     if E4M3:
-        values = narrow_to_e4m3(values, scale, CONVERT)
-    tl.store(destination, values, mask=mask)
+        values = narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE)
+    tl.store(pointer + row[:, None] * row_stride + (head.to(tl.int64) * head_stride + column)[None, :], values, mask=mask)
 
 
 def kv_write(
@@ -100,7 +119,8 @@ def kv_write(
     num_tokens, num_kv_heads, head_dim = k.shape
     num_elements = num_kv_heads * head_dim
     config = config or choose_write_config(num_tokens, num_elements)
-    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2)
+    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)
+    ((k_factor, k_rest), (v_factor, v_rest)), divide = scale_factors(k.dtype, k_scale, v_scale)
     kv_write_kernel[grid](
         k,
         v,
@@ -109,8 +129,10 @@ def kv_write(
         v_rows,
         num_tokens,
         k_rows.shape[0],
-        k_scale,
-        v_scale,
+        k_factor,
+        k_rest,
+        v_factor,
+        v_rest,
         k.stride(0),
         k.stride(1),
         v.stride(0),
@@ -124,7 +146,9 @@ def kv_write(
         HEAD_DIM=head_dim,
         TOKENS=config.tokens,
         BLOCK=config.block,
+        TOGETHER=config.halves == 2,
         E4M3=k_rows.dtype == torch.uint8,
         CONVERT=has_e4m3_convert(k.device),
+        DIVIDE=divide,
         num_warps=config.num_warps,
     )

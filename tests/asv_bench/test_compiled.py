@@ -119,7 +119,7 @@ def test_a_spec_that_claims_an_architecture_compiles_there_or_is_failed(tmp_path
     honest = Fault(
         "a spec that claims less",
         claim,
-        (*needs_e4m3.edits, _edit("rapid_llm/kernels/backends/triton.py", "min_capability=(8, 0)", "min_capability=(8, 9)", 3)),
+        (*needs_e4m3.edits, _edit("rapid_llm/kernels/backends/triton.py", "min_capability=(8, 0)", "min_capability=(8, 9)", 4)),
     )
     source = planted_copy(root, honest, tmp_path / "honest")
     found = compile_sources(source, cache, root, select=claim, arches=("sm_80", ARCH)).architectures

@@ -18,10 +18,11 @@ from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.kv_quant import quantize_e4m3_kernel
 from rapid_llm.kernels.kv_write import kv_write_kernel
+from rapid_llm.kernels.rope_write import rope_norm_kv_write_kernel
 
-_POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "counter_ptr": "*i32"}
+_POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "position_ptr": "*i64", "counter_ptr": "*i32"}
 _POINTERS |= {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32"}
-_FLOATS = {"k_scale", "v_scale", "scale", "score_scale", "out_scale"}
+_FLOATS = {"k_scale", "v_scale", "score_scale", "out_scale", "k_factor", "k_rest", "v_factor", "v_rest", "factor", "rest", "norm_eps"}
 
 
 def _compile(kernel: Any, capability: int, constants: dict[str, Any], dtypes: dict[str, str], **options: int) -> dict[str, Any]:
@@ -63,12 +64,26 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps, **options)
         tile_bytes = 2 * config.block_n * config.block_d * 2
         report[name]["tiles"] = report[name]["copies"] * 16 * 32 * config.num_warps / tile_bytes
-    for e4m3 in (False, True):
-        constants = {"NUM_ELEMENTS": 960, "HEAD_DIM": 96, "TOKENS": 4, "BLOCK": 1024, "E4M3": e4m3, "CONVERT": convert}
-        pool = "u8" if e4m3 else "fp16"
-        dtypes = {"k_ptr": "fp16", "v_ptr": "fp16", "k_rows_ptr": pool, "v_rows_ptr": pool}
-        report[f"write-{pool}"] = _compile(kv_write_kernel, capability, constants, dtypes)
-    constants = {"CONTIGUOUS": False, "BLOCK": 2048, "CONVERT": convert}
+    for (dtype, pool), (num_elements, together, divide) in itertools.product(
+        (("fp16", "fp16"), ("fp16", "u8"), ("bf16", "u8")), ((960, False, False), (1024, True, False), (960, True, True))
+    ):
+        constants = {
+            "NUM_ELEMENTS": num_elements, "HEAD_DIM": num_elements // 8, "TOKENS": 4, "BLOCK": 1024, "TOGETHER": together,
+            "E4M3": pool == "u8", "CONVERT": convert, "DIVIDE": divide,
+        }  # fmt: skip
+        dtypes = {"k_ptr": dtype, "v_ptr": dtype, "k_rows_ptr": pool, "v_rows_ptr": pool}
+        name = f"write-{dtype}-{pool}-{num_elements}{'-together' if together else ''}{'-divide' if divide else ''}"
+        report[name] = _compile(kv_write_kernel, capability, constants, dtypes)
+    for (dtype, pool), head_dim, interleaved in itertools.product((("fp16", "fp16"), ("bf16", "u8")), (96, 256), (False, True)):
+        constants = {
+            "NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY_DIM": 64, "BLOCK_H": 4, "BLOCK_D": 256,
+            "INTERLEAVED": interleaved, "Q_NORM": True, "K_NORM": head_dim == 96, "E4M3": pool == "u8", "CONVERT": convert, "DIVIDE": False,
+        }  # fmt: skip
+        dtypes = {f"{name}_ptr": dtype for name in ("q", "k", "v", "out", "q_weight", "k_weight")}
+        dtypes |= {"cos_sin_ptr": "fp32", "k_rows_ptr": pool, "v_rows_ptr": pool}
+        name = f"rope-{dtype}-{pool}-{head_dim}{'-interleaved' if interleaved else ''}"
+        report[name] = _compile(rope_norm_kv_write_kernel, capability, constants, dtypes, enable_fp_fusion=False)
+    constants = {"CONTIGUOUS": False, "BLOCK": 2048, "CONVERT": convert, "DIVIDE": True}
     report["quantize"] = _compile(quantize_e4m3_kernel, capability, constants, {"x_ptr": "fp32", "out_ptr": "u8"})
     return report
 

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from asv_bench import bench_rope_write
+from asv_bench.suite import Case
 from asv_bench.verify import check_decode, check_write, decode_reference
 from rapid_llm.kernels.launch import has_e4m3_convert
-from rapid_llm.kernels.ops import kv_write, paged_decode_attention, quantize_e4m3
+from rapid_llm.kernels.ops import kv_write, paged_decode_attention, quantize_e4m3, rope_norm_kv_write
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,6 +98,30 @@ def test_the_calls_do_not_wait_for_the_device(dtype: torch.dtype, scales: dict[s
     kv_write(x, x, slots, pool[:, :HEADS], pool[:, HEADS:], **scales, backend=backend)
     paged_decode_attention(x, pool[:, :HEADS], pool[:, HEADS:], table, lens, **scales, backend=backend)
     quantize_e4m3(x, 0.5, backend=backend)
+    cos_sin = torch.ones(8, HEAD_DIM, device="cuda")
+    rope_norm_kv_write(x, x, x, slots, cos_sin, slots, pool[:, :HEADS], pool[:, HEADS:], **scales, backend=backend)
+
+
+@pytest.mark.parametrize("case", bench_rope_write.RopeWriteDecode.cases, ids=lambda case: case.label)
+def test_a_steps_new_tokens_in_one_cuda_graph(case: Case) -> None:
+    """Captured once, replayed with other tokens and positions; nothing is allocated by a call."""
+    prepared = bench_rope_write.RopeWriteDecode().build(case, torch.device("cuda"))
+    assert prepared.selection.spec.name == "triton_rope_norm_kv_write"
+    assert prepared.vary is not None
+    prepared.calls[0]()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    prepared.calls[0]()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in prepared.calls:
+            call()
+    for _ in range(2):
+        prepared.poison()
+        graph.replay()
+        prepared.check()
+        prepared.vary()
 
 
 def test_the_conversion_instructions_are_the_ones_under_test() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from asv_bench.verify import VerificationError, check_guards, check_write
-from rapid_llm.kernels.ops import kv_write
+from rapid_llm.kernels.configs import WriteConfig
+from rapid_llm.kernels.ops import kv_write, tuned
 
 FP16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.uint8
 POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3)]
@@ -78,14 +79,48 @@ def test_int64_slots_do_not_wrap(backend: str, device: str) -> None:
 
 
 def test_many_tokens_take_the_wider_program(backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above a number of tokens a program writes several; the last one is not full."""
-    monkeypatch.setattr("rapid_llm.kernels.configs._FEW_TOKENS", 16)
+    """Above a number of tokens a program writes several, K and V; the last one is not full."""
+    monkeypatch.setattr("rapid_llm.kernels.configs._FEW_TOKENS", 8)
+    monkeypatch.setattr("rapid_llm.kernels.configs._MANY_TOKENS", 16)
     pool = Pool(40, 1, 16, E4M3, device)
     k, v = _tokens(27, 1, 16, FP16, device)
     slots = torch.randperm(40)[:27].int().to(device)
     kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(E4M3), backend=backend)
     check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(E4M3))
     pool.check_untouched_except(slots)
+
+
+@pytest.mark.parametrize(("dtype", "pool_dtype"), POOLS)
+@pytest.mark.parametrize("num_tokens", [1, 7, 8])
+def test_every_candidate_writes_the_same(device: str, dtype: Any, pool_dtype: Any, num_tokens: int) -> None:
+    """Whatever the tiles: heads that end within a block, a last program that is not full, K and V apart and together."""
+    heads, head_dim = 3, 96
+    slots = torch.tensor([4, -1, 9, 12, 0, 40, 11, 7], device=device)[:num_tokens]
+    k, v = _tokens(num_tokens, heads, head_dim, dtype, device)
+    scales = _scales(pool_dtype)
+    sizes = {"num_tokens": num_tokens, "num_kv_heads": heads, "head_dim": head_dim}
+    candidates = WriteConfig.candidates(sizes, "e4m3" if pool_dtype == E4M3 else str(pool_dtype).removeprefix("torch."))
+    kept = slots[(slots >= 0) & (slots < 20)]
+    assert {config.halves for config in candidates} == {1, 2}
+    for config in candidates:
+        pool = Pool(20, heads, head_dim, pool_dtype, device)
+        with tuned.overridden("triton_kv_write", config):
+            kv_write(k, v, slots, pool.k_rows, pool.v_rows, **scales, backend="triton")
+        check_write(k, v, slots, pool.k_rows, pool.v_rows, **scales)
+        pool.check_untouched_except(kept)
+
+
+def test_the_rule_is_a_candidate_and_no_candidate_is_one_twice() -> None:
+    for num_tokens in (1, 64, 4096, 32768):
+        for heads, head_dim in ((8, 128), (1, 64), (8, 96), (32, 256)):
+            sizes = {"num_tokens": num_tokens, "num_kv_heads": heads, "head_dim": head_dim}
+            rule, *others = WriteConfig.candidates(sizes, "e4m3")
+            assert rule == WriteConfig.default(sizes, "e4m3")
+            assert rule.problem(sizes, "e4m3") is None
+            assert rule not in others
+            assert len(set(others)) == len(others) >= 8
+    assert "more than" in str(WriteConfig(8, 4096).problem({}, "e4m3"))
+    assert "halves is 3" in str(WriteConfig(1, 1024, halves=3).problem({}, "e4m3"))
 
 
 @pytest.mark.parametrize("pool_dtype", [FP16, E4M3])

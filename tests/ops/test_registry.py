@@ -22,9 +22,11 @@ def test_the_declared_rows() -> None:
         "torch_kv_write",
         "torch_paged_decode",
         "torch_quantize_e4m3",
+        "torch_rope_norm_kv_write",
         "triton_kv_write",
         "triton_paged_decode",
         "triton_quantize_e4m3",
+        "triton_rope_norm_kv_write",
     )
     assert registry.backends() == ("torch", "triton")
     for name in registry.names():

@@ -32,6 +32,17 @@ SPECS = (
         preferences=_ON_CPU,
     ),
     KernelSpec(
+        name="torch_rope_norm_kv_write",
+        op="rope_norm_kv_write",
+        target=f"{_IMPL}:rope_norm_kv_write",
+        backend="torch",
+        device_types=("cpu", "cuda"),
+        q_dtypes=("float16", "bfloat16"),
+        kv_dtypes=_POOL_DTYPES,
+        layout=LayoutRequirement(required=("kv:paged",)),
+        preferences=_ON_CPU,
+    ),
+    KernelSpec(
         name="torch_quantize_e4m3",
         op="quantize_e4m3",
         target=f"{_IMPL}:quantize_e4m3",

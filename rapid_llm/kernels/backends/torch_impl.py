@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["kv_write", "paged_decode", "quantize_e4m3"]
+__all__ = ["kv_write", "paged_decode", "quantize_e4m3", "rope_norm_kv_write"]
 
 _E4M3_MAX = 448.0
 _E4M3_NAN = 0x7F
@@ -91,6 +91,52 @@ def kv_write(
     for values, rows, scale in ((k, k_rows, k_scale), (v, v_rows, v_scale)):
         stored = _e4m3_bytes(values, scale) if rows.dtype == torch.uint8 else values
         rows[slots] = torch.where(any_kept, stored[source], rows[slots])
+
+
+def rope_norm_kv_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    norm_eps: float,
+    interleaved: bool,
+    k_scale: float,
+    v_scale: float,
+) -> None:
+    """Norms and rotates Q and K, and writes K and V to their cache rows; see `ops.rope.rope_norm_kv_write`."""
+    known = (positions >= 0) & (positions < cos_sin.shape[0])
+    angles = cos_sin[positions.long().clamp(0, cos_sin.shape[0] - 1)].float().masked_fill(~known[:, None], torch.nan)
+    out.copy_(_rotated(_normed(q.float(), q_weight, norm_eps), angles, interleaved))
+    new_k = _rotated(_normed(k.float(), k_weight, norm_eps), angles, interleaved)
+    if k_rows.dtype != torch.uint8:
+        new_k = new_k.to(k_rows.dtype)
+    kv_write(new_k, v, slot_mapping, k_rows, v_rows, k_scale=k_scale, v_scale=v_scale)
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor | None, norm_eps: float) -> torch.Tensor:
+    """fp32 [num_tokens, heads, head_dim], each head divided by its root mean square."""
+    return x if weight is None else x * (1.0 / torch.sqrt(x.square().mean(-1, keepdim=True) + norm_eps)) * weight.float()
+
+
+def _rotated(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """fp32 [num_tokens, heads, head_dim], its first columns rotated by the cosines and sines [num_tokens, rotary_dim]."""
+    half = angles.shape[1] // 2
+    cos, sin = angles[:, None, :half], angles[:, None, half:]
+    firsts = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    seconds = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    first, second = x[..., firsts], x[..., seconds]
+    rotated = x.clone()
+    rotated[..., firsts] = first * cos - second * sin
+    rotated[..., seconds] = second * cos + first * sin
+    return rotated
 
 
 def quantize_e4m3(x: torch.Tensor, out: torch.Tensor, *, scale: float) -> None:

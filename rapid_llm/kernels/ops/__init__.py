@@ -3,6 +3,7 @@
 from rapid_llm.kernels.ops.attention import decode_request, paged_decode_attention
 from rapid_llm.kernels.ops.kv import e4m3_scale, kv_write, quantize_e4m3, quantize_request, write_request
 from rapid_llm.kernels.ops.layout import layout_tags
+from rapid_llm.kernels.ops.rope import rope_norm_kv_write, rope_write_request
 
 __all__ = [
     "decode_request",
@@ -12,5 +13,7 @@ __all__ = [
     "paged_decode_attention",
     "quantize_e4m3",
     "quantize_request",
+    "rope_norm_kv_write",
+    "rope_write_request",
     "write_request",
 ]

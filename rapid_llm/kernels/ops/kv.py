@@ -75,42 +75,44 @@ def kv_write(
         run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)
 
 
-def write_request(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor) -> Request:
+def write_request(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, *, call: str = WRITE_OP
+) -> Request:
     """The request that `kv_write` makes for these tensors, which it validates first.
 
     Its shape names num_tokens, num_kv_heads, head_dim and num_rows.
 
     Args:
         k, v, slot_mapping, k_rows, v_rows: As of `kv_write`.
+        call: Name of the operation, for the request and the messages.
 
     Raises:
         ShapeError: As `kv_write`.
     """
     for name, values in (("k", k), ("v", v)):
-        checks.check_dims(WRITE_OP, name, values, "[num_tokens, num_kv_heads, head_dim]")
-        checks.check_dtype(WRITE_OP, name, values, (torch.float16, torch.bfloat16))
-        checks.check_innermost(WRITE_OP, name, values)
+        checks.check_dims(call, name, values, "[num_tokens, num_kv_heads, head_dim]")
+        checks.check_dtype(call, name, values, (torch.float16, torch.bfloat16))
+        checks.check_innermost(call, name, values)
     if k.shape != v.shape or k.dtype != v.dtype:
         raise ShapeError(
-            f"{WRITE_OP} expected v of the shape and dtype of k, {tuple(k.shape)} {k.dtype}, got {tuple(v.shape)} "
+            f"{call} expected v of the shape and dtype of k, {tuple(k.shape)} {k.dtype}, got {tuple(v.shape)} "
             f"{v.dtype}; pass the K and V of the same tokens."
         )
-    checks.check_cache(WRITE_OP, k_rows, v_rows, "k", k)
+    checks.check_cache(call, k_rows, v_rows, "k", k)
     if k.shape[1] != k_rows.shape[1]:
         raise ShapeError(
-            f"{WRITE_OP} expected k and k_rows to agree in num_kv_heads, got {k.shape[1]} and {k_rows.shape[1]}; "
-            "pass the cache of this layer."
+            f"{call} expected k and k_rows to agree in num_kv_heads, got {k.shape[1]} and {k_rows.shape[1]}; pass the cache of this layer."
         )
-    checks.check_dims(WRITE_OP, "slot_mapping", slot_mapping, "[num_tokens]")
-    checks.check_dtype(WRITE_OP, "slot_mapping", slot_mapping, (torch.int32, torch.int64))
+    checks.check_dims(call, "slot_mapping", slot_mapping, "[num_tokens]")
+    checks.check_dtype(call, "slot_mapping", slot_mapping, (torch.int32, torch.int64))
     if slot_mapping.shape[0] != k.shape[0]:
         raise ShapeError(
-            f"{WRITE_OP} expected one slot for each of the {k.shape[0]} tokens of k, got {slot_mapping.shape[0]}; "
+            f"{call} expected one slot for each of the {k.shape[0]} tokens of k, got {slot_mapping.shape[0]}; "
             "give -1 to a token that is not to be written."
         )
-    checks.check_devices(WRITE_OP, k=k, v=v, slot_mapping=slot_mapping, k_rows=k_rows, v_rows=v_rows)
+    checks.check_devices(call, k=k, v=v, slot_mapping=slot_mapping, k_rows=k_rows, v_rows=v_rows)
     return Request(
-        op=WRITE_OP,
+        op=call,
         device_type=k.device.type,
         capability=checks.device_capability(k.device),
         q_dtype=checks.DTYPE_NAMES[k.dtype],
