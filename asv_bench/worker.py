@@ -326,7 +326,6 @@ def main() -> NoReturn:
         rows = {row.id: row for row in all_rows()}
         machine = Bench(choose_device())
         # The half a million objects of the imports never become garbage; to look through them after each row takes longer than some rows.
-        gc.collect()
         gc.freeze()
         say(machine.header())
         for number, row_id in enumerate(wanted, 1):
