@@ -195,7 +195,7 @@ def _compile_all(
     compile_rows.check_source(source)
     context = multiprocessing.get_context("fork")
     cache.mkdir(parents=True, exist_ok=True)
-    waiting, results = list(architectures), {}
+    waiting, results, began_s = list(architectures), {}, time.monotonic()
     running: dict[str, tuple[Any, Path, float]] = {}
     try:
         while waiting or running:
@@ -213,6 +213,7 @@ def _compile_all(
                 if not child.is_alive():
                     child.join()
                     results[arch] = _result(arch, journal, child.exitcode)
+                    print(f"compiled for {arch}: {len(results)} of {len(architectures)}, {time.monotonic() - began_s:.0f} s", flush=True)
                     journal.unlink(missing_ok=True)
                     del running[arch]
             time.sleep(_POLL_S)

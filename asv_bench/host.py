@@ -19,7 +19,8 @@ WALL_REP_MS = 45.0
 _WALL_MAX_SAMPLES = 60
 _MAX_SAMPLES = 1000
 _REP_MS = 192.0
-_BLOCKS = 48
+BLOCKS = 48
+"""Blocks of calls of `bench_host`."""
 _ATTEMPTS = 4
 _PAUSE_S = 0.4
 _QUIET_FACTOR = 1.15
@@ -51,11 +52,11 @@ def bench_host(fn: Call, reset: Call | None = None, *, device: torch.device, rep
     poison()
     samples: list[float] = []
     floors: list[float] = []
-    block_ms = (rep_ms if device.type == "cuda" else min(rep_ms, WALL_REP_MS)) / _BLOCKS
+    block_ms = (rep_ms if device.type == "cuda" else min(rep_ms, WALL_REP_MS)) / BLOCKS
     for attempt in range(_ATTEMPTS if device.type == "cuda" else 1):
         if attempt:
             time.sleep(_PAUSE_S)
-        for _ in each_cpu(_BLOCKS):
+        for _ in each_cpu(BLOCKS):
             floors.append(quantile(_samples(do_nothing, None, sync, 0.0), _BLOCK_QUANTILE))
             samples.append(quantile(_samples(fn, reset, sync, block_ms), _BLOCK_QUANTILE))
         floor = Timing("bench_host", "wall-clock", tuple(floors), estimator="quiet").reading_us
@@ -103,6 +104,6 @@ def _quiet_floor_us(device: torch.device) -> float:
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S / 2)
-        blocks = [quantile(_samples(do_nothing, None, sync, 0.0), _BLOCK_QUANTILE) for _ in each_cpu(_BLOCKS)]
+        blocks = [quantile(_samples(do_nothing, None, sync, 0.0), _BLOCK_QUANTILE) for _ in each_cpu(BLOCKS)]
         scans.append(Timing("bench_host", "wall-clock", tuple(blocks), estimator="quiet").reading_us)
     return min(scans)

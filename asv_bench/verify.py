@@ -102,20 +102,20 @@ def check_decode(out: torch.Tensor, reference: torch.Tensor, *, kv_dtype: str) -
     wrong = ~(difference <= allowed)
     if bool(wrong.any()):
         worst = torch.where(difference.isnan(), torch.inf, difference / allowed.clamp_min(1e-300)).argmax()
-        place = _place(int(worst), out.shape)
         raise VerificationError(
-            f"decode over a {kv_dtype} pool: {int(wrong.sum())} of {wrong.numel()} elements are off, the worst at {place} is"
+            f"decode over a {kv_dtype} pool: {int(wrong.sum())} of {wrong.numel()} elements are off, the worst at"
+            f" {_place(int(worst), out.shape)} is"
             f" {float(out.flatten()[worst]):.6g} where the reference has {float(reference.flatten()[worst]):.6g}"
         )
     return float(difference.max()) if difference.numel() else 0.0
 
 
-def _place(index: int, shape: Sequence[int]) -> list[int]:
-    """Indices of an element by its number; torch's own function imports sympy, seconds of each process that has a wrong row."""
+def _place(flat: int, shape: Sequence[int]) -> list[int]:
+    """The indices of an element, by its number; `torch.unravel_index` imports a computer algebra for it."""
     place: list[int] = []
     for size in reversed(shape):
-        index, inner = divmod(index, size)
-        place.insert(0, inner)
+        flat, index = divmod(flat, size)
+        place.insert(0, index)
     return place
 
 

@@ -36,11 +36,15 @@ def compile_both(
         InputError: HEAD could not be compiled at all.
     """
     console.print(f"compiling every Triton row for {', '.join(compiled_run.ARCHITECTURES)}, no GPU needed", highlight=False)
-    ours = compiled_run.compile_commit(repository, places, head, select=select)
+
+    def told(line: str) -> None:
+        console.print(line, markup=False, highlight=False)
+
+    ours = compiled_run.compile_commit(repository, places, head, select=select, told=told)
     made = {"head": ours}
     notice = ""
     try:
-        made["base"] = ours if base.sha == head.sha else compiled_run.compile_commit(repository, places, base, select=select)
+        made["base"] = ours if base.sha == head.sha else compiled_run.compile_commit(repository, places, base, select=select, told=told)
     except InputError as error:
         notice = f"The merge-base has no compiled rows: {error}"
     compiled_run.keep(made, compiled_run.stored_texts(repository, tip), directory, notice=notice)

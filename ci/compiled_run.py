@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,13 @@ _TIMEOUT_S = 900
 
 
 def compile_commit(
-    repository: Repository, places: Places, commit: Commit, *, select: str | None = None, this_device: bool = False
+    repository: Repository,
+    places: Places,
+    commit: Commit,
+    *,
+    select: str | None = None,
+    this_device: bool = False,
+    told: Callable[[str], object] | None = None,
 ) -> CompiledFile:
     """What the compiler makes of a commit's kernels, with the suites of this checkout.
 
@@ -36,6 +43,7 @@ def compile_commit(
         commit: To compile.
         select: Regular expression over row ids.
         this_device: Compile for the GPU of this machine, with its own figures, instead of the architectures.
+        told: Is given each line in which the compiling process says how far it is.
     Raises:
         InputError: It could not be compiled at all.
     """
@@ -47,26 +55,45 @@ def compile_commit(
         command = [sys.executable, "-m", "asv_bench.compiled", "--source", str(source), "--cache", str(cache), "--output", str(output)]
         command += ["--select", select] if select else []
         command += ["--this-device"] if this_device else []
-        path = os.pathsep.join([str(places.root), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(
-            command,
-            cwd=places.root,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode:
-            said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            why = said[-1].removeprefix("asv_bench.compiled: ") if said else f"exit status {done.returncode}"
+        code, said = _run(command, places.root, Path(scratch, "errors"), told or (lambda line: None))
+        if code:
+            why = said[-1].removeprefix("asv_bench.compiled: ") if said else f"exit status {code}"
             raise InputError(
                 f"The kernels of {commit.label} ({commit.short}) could not be compiled: {why}; mend it, or leave the compiled rows out"
                 " with --no-compiled."
             )
         return read_compiled(output)
+
+
+def _run(command: Sequence[str], root: Path, errors: Path, told: Callable[[str], object]) -> tuple[int, list[str]]:
+    """Exit status of a command, and the lines that it wrote to its standard error; the others are told as they come."""
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with (
+        errors.open("w", encoding="utf-8") as stderr,
+        subprocess.Popen(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+        ) as child,
+    ):
+        limit = threading.Timer(_TIMEOUT_S, child.kill)
+        limit.start()
+        try:
+            for line in child.stdout or ():
+                told(line.rstrip())
+            child.wait()
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            limit.cancel()
+    text = errors.read_text(encoding="utf-8", errors="replace")
+    return child.returncode, [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def read_compiled(path: Path) -> CompiledFile:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-from scipy import stats
 
 from ci import noise
 from ci.baseline_file import Anchor, Baseline, Row
@@ -178,7 +177,7 @@ def marked(
             continue
         sd, nu = spreads[outcome.key]
         distance = math.log1p(outcome.effect or 0.0) + from_anchor.offset
-        p_value = float(stats.t.sf(distance / noise.predictive_sd(sd, from_anchor.num_runs, num_head_runs), nu))
+        p_value = noise.t_upper_tail(distance / noise.predictive_sd(sd, from_anchor.num_runs, num_head_runs), nu)
         if math.expm1(distance) < MIN_CREEP or p_value > ALPHA / len(spreads):
             judged.append(outcome)
             continue

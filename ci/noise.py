@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+from scipy import special
 
 from ci.model import Direction
 
@@ -124,6 +124,19 @@ def moderate(sd: Array, nu: Array) -> tuple[Array, Array]:
     return np.sqrt(moderated), np.minimum(prior_nu + nu, pooled_nu)
 
 
+def t_upper_tail(x: float, nu: float) -> float:
+    """P(T > x) of Student's t at `nu` degrees of freedom; nan where `nu` is not positive.
+
+    Of `scipy.special`, because `scipy.stats`, which calls the same function, takes longer to import than most commands to run.
+    """
+    return float(special.stdtr(nu, -x))
+
+
+def t_upper_quantile(p: float, nu: float) -> float:
+    """The x with P(T > x) = p, for p above 0 and below 1, of Student's t at `nu` degrees of freedom; nan where `nu` is not positive."""
+    return float(-special.stdtrit(nu, p))
+
+
 def holm(p_values: Sequence[float] | Array, alpha: float) -> npt.NDArray[np.bool_]:
     """Holm's step-down test: which hypotheses are rejected, the family being all given p-values.
 
@@ -213,7 +226,7 @@ def mde80_baseline(sd: float, nu: float, num_baseline_runs: int, *, floor: float
     """
     one, two = predictive_sd(sd, num_baseline_runs, 1), predictive_sd(sd, num_baseline_runs, 2)
     margin = math.log1p(floor)
-    screen_t, holm_t = float(stats.t.isf(SCREEN_ALPHA, nu)), float(stats.t.isf(alpha / max(num_rows, 1), nu))
+    screen_t, holm_t = t_upper_quantile(SCREEN_ALPHA, nu), t_upper_quantile(alpha / max(num_rows, 1), nu)
     found = max(
         margin / 2 + POWER_QUANTILE * one,
         (screen_t + POWER_QUANTILE) * one,
@@ -247,11 +260,11 @@ def mde80_paired(sd: float, num_pairs: int, *, floor: float, delta0: float, num_
     if level < smallest_p(num_pairs):
         return math.inf
     error = sd / math.sqrt(num_pairs)
-    quantile = float(stats.t.isf(level, num_pairs - 1))
+    quantile = t_upper_quantile(level, num_pairs - 1)
     scatter = math.sqrt(1 + quantile**2 / (2 * (num_pairs - 1)))
     found = max(math.log1p(floor) + POWER_QUANTILE * error, delta0 + (quantile + POWER_QUANTILE * scatter) * error)
     if level < 2 * 2.0**-num_pairs:
-        found = max(found, delta0 + sd * float(stats.norm.ppf(0.8 ** (1 / num_pairs))))
+        found = max(found, delta0 + sd * float(special.ndtri(0.8 ** (1 / num_pairs))))
     return math.expm1(min(found, 700.0))
 
 
@@ -277,7 +290,7 @@ def mde80_confirmed(sd: float, nu: float, num_baseline_runs: int, *, process_sd:
     margin = math.log1p(floor)
     found = max(
         margin / 2 + POWER_QUANTILE * one,
-        (float(stats.t.isf(SCREEN_ALPHA, nu)) + POWER_QUANTILE) * one,
+        (t_upper_quantile(SCREEN_ALPHA, nu) + POWER_QUANTILE) * one,
         margin + POWER_QUANTILE * error,
         delta0 + (LAST_LOOK_QUANTILE + POWER_QUANTILE) * error,
     )

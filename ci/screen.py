@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import stats
 
 from ci import noise
 from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
@@ -90,12 +89,12 @@ class _Row:
     @property
     def edge(self) -> float:
         """Screen edge of one run: a deviation beyond it is looked at again."""
-        tail = float(stats.t.isf(noise.SCREEN_ALPHA, self.nu)) * self.error(1)
+        tail = noise.t_upper_quantile(noise.SCREEN_ALPHA, self.nu) * self.error(1)
         return min(max(math.log1p(self.floor) / 2, tail), math.log1p(OUTRIGHT))
 
     def p_value(self, side: int) -> float:
         """One-sided p of "no slower" (side 1) or "no faster" (side -1)."""
-        return float(stats.t.sf(side * self.z / self.error(len(self.deviations)), self.nu))
+        return noise.t_upper_tail(side * self.z / self.error(len(self.deviations)), self.nu)
 
     def screened(self, side: int) -> bool:
         return side * self.deviations[0] > self.edge

@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,18 +16,31 @@ from asv_bench import bench_compiled, compiled, machine_code, stand_in, suite
 from ci import compiled_run
 from ci.compiled import compare_compiled, identical_rows, summary_lines
 from ci.compiled_model import CompiledFile, CompiledResult
-from tests.planted.faults import DECODE_ROW, FAULTS, HARMLESS, WRITE_ROW, Fault, planted_copy
+from tests.planted.faults import DECODE_ROW, FAULTS, HARMLESS, WRITE_ROW, Edit, Fault, planted_copy
 
 ARCH = "sm_90"
 SELECT = f"{DECODE_ROW}|{WRITE_ROW}"
 
+_CLAIM = r"^claim\.triton_quantize_e4m3\(float16"
+_CONVERTS = Edit("rapid_llm/kernels/kv_quant.py", "CONVERT=has_e4m3_convert(x.device)", "CONVERT=True")
+NEEDS_E4M3 = Fault("an instruction that the claimed architecture lacks", _CLAIM, (_CONVERTS,))
+HONEST = Fault(
+    "a spec that claims less",
+    _CLAIM,
+    (_CONVERTS, Edit("rapid_llm/kernels/backends/triton.py", "min_capability=(8, 0)", "min_capability=(8, 9)", 4)),
+)
 
-def compile_sources(source: Path, cache: Path, root: Path, *, select: str = SELECT, arches: tuple[str, ...] = (ARCH,)) -> CompiledFile:
+
+def _arguments(source: Path, cache: Path, output: Path, select: str, arches: tuple[str, ...]) -> list[str]:
+    command = ["--source", str(source), "--cache", str(cache), "--output", str(output)]
+    return [*command, "--select", select, "--architectures", *arches]
+
+
+def compile_sources(source: Path, cache: Path, root: Path) -> CompiledFile:
     """The record of the sources, made by the command that the gate starts."""
-    output = cache / f"{source.name}-{'-'.join(arches)}.json"
-    command = [sys.executable, "-m", "asv_bench.compiled", "--source", str(source), "--cache", str(cache), "--output", str(output)]
+    output = cache / "base.json"
+    command = [sys.executable, "-m", "asv_bench.compiled", *_arguments(source, cache, output, SELECT, (ARCH,))]
     env = {**os.environ, "PYTHONPATH": str(root)}
-    command += ["--select", select, "--architectures", *arches]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return compiled_run.read_compiled(output)
@@ -46,19 +57,38 @@ def base(cache: Path, root: Path) -> CompiledFile:
 
 
 @pytest.fixture(scope="module")
-def planted(cache: Path, root: Path, base: CompiledFile) -> dict[str, CompiledResult]:
-    """The verdict on each fault; two are compiled at a time."""
+def heads(cache: Path, root: Path, base: CompiledFile) -> dict[str, CompiledFile]:
+    """The record of each fault, of what is harmless and of the claims, each in a process of its own, by name."""
+    jobs, outputs = [], {}
+    for fault in (*FAULTS, *HARMLESS, NEEDS_E4M3, HONEST):
+        folder = cache / fault.name.replace(" ", "-")
+        outputs[fault.name] = folder / "compiled.json"
+        arches = ("sm_80", ARCH) if fault in (NEEDS_E4M3, HONEST) else (ARCH,)
+        jobs.append(_arguments(planted_copy(root, fault, folder), cache, outputs[fault.name], fault.rows, arches))
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.planted.compile_jobs"],
+        cwd=root,
+        env={**env, "PYTHONPATH": str(root)},
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: compiled_run.read_compiled(output) for name, output in outputs.items()}
 
-    def judge(fault: Fault) -> CompiledResult:
-        source = planted_copy(root, fault, cache / fault.name.replace(" ", "-"))
-        head = compile_sources(source, cache, root, select=fault.rows)
+
+@pytest.fixture(scope="module")
+def planted(base: CompiledFile, heads: dict[str, CompiledFile]) -> dict[str, CompiledResult]:
+    """The verdict on each fault."""
+
+    def judge(head: CompiledFile) -> CompiledResult:
         rows = {name: row for name, row in base.architectures[ARCH].rows.items() if name in head.architectures[ARCH].rows}
         side = msgspec.structs.replace(base.architectures[ARCH], rows=rows)
         return compare_compiled(msgspec.structs.replace(base, architectures={ARCH: side}), head, {})
 
-    with ThreadPoolExecutor(2) as pool:
-        faults = (*FAULTS, *HARMLESS)
-        return dict(zip((fault.name for fault in faults), pool.map(judge, faults), strict=True))
+    return {fault.name: judge(heads[fault.name]) for fault in (*FAULTS, *HARMLESS)}
 
 
 @pytest.mark.slow
@@ -85,15 +115,12 @@ def test_a_rename_or_a_comment_changes_nothing(planted: dict[str, CompiledResult
 
 
 @pytest.mark.slow
-def test_identical_code_is_not_an_identical_launch_record(cache: Path, root: Path, base: CompiledFile) -> None:
+@pytest.mark.parametrize("name", ["the work done twice", "another grid"])
+def test_identical_code_is_not_an_identical_launch_record(base: CompiledFile, heads: dict[str, CompiledFile], name: str) -> None:
     """The work done twice and another grid leave every cubin as it was."""
-    for name in ("the work done twice", "another grid"):
-        (fault,) = (fault for fault in FAULTS if fault.name == name)
-        source = planted_copy(root, fault, cache / f"again-{name.replace(' ', '-')}")
-        head = compile_sources(source, cache, root, select=fault.rows)
-        rows = head.architectures[ARCH].rows
-        assert {launch.code for row in rows.values() for launch in row.launches} <= set(base.codes)
-        assert identical_rows(base, head, ARCH) == set()
+    rows = heads[name].architectures[ARCH].rows
+    assert {launch.code for row in rows.values() for launch in row.launches} <= set(base.codes)
+    assert identical_rows(base, heads[name], ARCH) == set()
 
 
 @pytest.mark.slow
@@ -105,32 +132,11 @@ def test_the_same_sources_are_read_from_the_cache(cache: Path, root: Path, base:
 
 
 @pytest.mark.slow
-def test_a_spec_that_claims_an_architecture_compiles_there_or_is_failed(tmp_path: Path, cache: Path, root: Path) -> None:
-    claim = r"^claim\.triton_quantize_e4m3\(float16"
-    needs_e4m3 = Fault(
-        "an instruction that the claimed architecture lacks",
-        claim,
-        (_edit("rapid_llm/kernels/kv_quant.py", "CONVERT=has_e4m3_convert(x.device)", "CONVERT=True"),),
-    )
-    source = planted_copy(root, needs_e4m3, tmp_path / "claims")
-    found = compile_sources(source, cache, root, select=claim, arches=("sm_80", ARCH)).architectures
-    assert {row.state for row in found["sm_80"].rows.values()} == {"failed"}
-    assert {row.state for row in found[ARCH].rows.values()} == {"compiled"}
-    honest = Fault(
-        "a spec that claims less",
-        claim,
-        (*needs_e4m3.edits, _edit("rapid_llm/kernels/backends/triton.py", "min_capability=(8, 0)", "min_capability=(8, 9)", 4)),
-    )
-    source = planted_copy(root, honest, tmp_path / "honest")
-    found = compile_sources(source, cache, root, select=claim, arches=("sm_80", ARCH)).architectures
-    assert {row.state for row in found["sm_80"].rows.values()} == {"unsupported"}
-    assert {row.state for row in found[ARCH].rows.values()} == {"compiled"}
-
-
-def _edit(path: str, old: str, new: str, times: int = 1) -> Any:
-    from tests.planted.faults import Edit
-
-    return Edit(path, old, new, times)
+def test_a_spec_that_claims_an_architecture_compiles_there_or_is_failed(heads: dict[str, CompiledFile]) -> None:
+    for fault, state in ((NEEDS_E4M3, "failed"), (HONEST, "unsupported")):
+        found = heads[fault.name].architectures
+        assert {row.state for row in found["sm_80"].rows.values()} == {state}
+        assert {row.state for row in found[ARCH].rows.values()} == {"compiled"}
 
 
 def test_a_checkout_without_the_library_is_refused(tmp_path: Path, root: Path) -> None:

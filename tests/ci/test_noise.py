@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,30 @@ finite = st.floats(-5, 5).map(lambda x: round(x, 6))
 
 def _vectors(smallest: int, largest: int) -> st.SearchStrategy[noise.Array]:
     return st.integers(smallest, largest).flatmap(lambda n: arrays(np.float64, n, elements=finite))
+
+
+# ---------------------------------------------------------------- Student's t
+
+
+@given(st.floats(1e-12, 1, exclude_max=True), st.floats(-60, 60), st.floats(0.5, 1e4))
+def test_students_t_is_scipys_to_the_last_bit(p: float, x: float, nu: float) -> None:
+    assert noise.t_upper_quantile(p, nu) == float(stats.t.isf(p, nu))
+    assert noise.t_upper_tail(x, nu) == float(stats.t.sf(x, nu))
+
+
+def test_students_t_without_degrees_of_freedom_is_no_number() -> None:
+    assert math.isnan(noise.t_upper_tail(1.0, 0.0))
+    assert math.isnan(noise.t_upper_quantile(0.1, 0.0))
+    assert noise.t_upper_tail(math.inf, 4.0) == 0.0
+    assert noise.t_upper_tail(-math.inf, 4.0) == 1.0
+
+
+def test_a_command_starts_without_what_takes_longer_to_import_than_most_take_to_run() -> None:
+    code = "import sys, ci.__main__; print(sorted({'altair', 'scipy.stats', 'statsmodels', 'torch'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).resolve().parents[2]
+    )
+    assert done.stdout.strip() == "[]"
 
 
 # ---------------------------------------------------------------- direction and location

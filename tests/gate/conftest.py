@@ -30,10 +30,6 @@ class Project:
         self.git("commit", "-q", "--allow-empty", "-m", message)
         return self.git("rev-parse", "HEAD")
 
-    def write_twice(self) -> None:
-        """Makes every KV write really do its work twice."""
-        self.write_times(2)
-
     def write_times(self, times: int) -> None:
         """Makes every KV write really do its work several times."""
         file = self.path / PLANT_FILE
@@ -49,10 +45,9 @@ class Project:
         return self.run("ci", *arguments, **env)
 
 
-@pytest.fixture
-def project(tmp_path: Path, root: Path) -> Project:
-    """The tracked and new files of this checkout, committed as one commit on main."""
-    made = Project(tmp_path / "project")
+def made_project(path: Path, root: Path) -> Project:
+    """The tracked and new files of the checkout `root`, committed as one commit on main."""
+    made = Project(path)
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -66,3 +61,9 @@ def project(tmp_path: Path, root: Path) -> Project:
     made.git("config", "user.email", "test@example.invalid")
     made.commit("base")
     return made
+
+
+@pytest.fixture
+def project(tmp_path: Path, root: Path) -> Project:
+    """A project of the test's own."""
+    return made_project(tmp_path / "project", root)

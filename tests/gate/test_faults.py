@@ -17,10 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from ci.jsonio import write_atomic
+from ci.errors import ExitCode
+from ci.jsonio import read_bounded, write_atomic
+from ci.model import RowVerdict
+from ci.verdict_file import load
 from tests.gate.conftest import Project
 
-COMMAND = ("gate", "--select", "Allocator.*bump", "--pairs", "6", "--no-compiled")
+PAIRS = 3
+"""Enough to be killed in and between; too few for a pass, so that the verdict says of each row that all of them are there and whole."""
+COMMAND = ("gate", "--select", "Allocator.*bump", "--pairs", str(PAIRS), "--no-compiled")
 THREE_ROWS = ("gate", "--select", "Allocator", "--pairs", "6", "--no-compiled")
 
 
@@ -36,7 +41,7 @@ def whole_files(project: Project, benchmark: str = ALLOCATOR) -> dict[str, int]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if path.parent.parent.name == "results" and path.name != "machine.json":
             columns = dict(zip(data["result_columns"], data["results"][benchmark], strict=False))
-            counts[path.name] = len(columns["samples"][0] or [])
+            counts[path.name] = max(len(samples or []) for samples in columns["samples"])
     return counts
 
 
@@ -110,8 +115,21 @@ def test_a_gate_killed_at_any_moment_goes_on_and_passes_nothing(project: Project
     """Case 36; `python -m tests.gate.kill --moments 50` takes fifty."""
     assert kill_at_random(project, COMMAND, 3, seed=os.getpid()) >= 1
     done = project.ci(*COMMAND)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert min(whole_files(project).values()) == 6
+    assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
+    assert min(whole_files(project).values()) == PAIRS
+    verdict = load(read_bounded(project.path / "report" / "verdict.json"), name="verdict.json")
+    compared = [row for row in verdict.rows if row.verdict is not RowVerdict.SKIPPED]
+    assert compared
+    for row in compared:
+        assert row.reason == f"{PAIRS} pairs of processes, but at least 6 are needed; measure more rounds"
+
+
+@pytest.mark.slow
+def test_a_selection_of_nothing_is_refused(project: Project) -> None:
+    done = project.ci("run", "--select", "no such row")
+    assert done.returncode == 2, done.stdout
+    assert "selects no row" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
