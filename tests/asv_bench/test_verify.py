@@ -298,9 +298,13 @@ def test_r6_tolerances_are_named_and_no_suite_has_one_of_its_own(root: Path) -> 
 
 
 def test_r7_the_kernel_tests_take_their_tolerances_from_here(root: Path) -> None:
-    """The one literal in them compares two outputs of a kernel with each other, not one with a reference."""
+    """One literal in them compares two outputs of a kernel with each other, not one with a reference; one allows for Triton's interpreter,
+    which cuts bf16 off."""
     texts = {path.name: path.read_text(encoding="utf-8") for path in (root / "tests" / "kernels").glob("test_*.py")}
-    assert {name: text.count("rtol") for name, text in texts.items() if "rtol" in text} == {"test_paged_decode.py": 1}
+    assert {name: text.count("rtol") for name, text in texts.items() if "rtol" in text} == {
+        "test_paged_decode.py": 1,
+        "test_rope_write.py": 1,
+    }
     assert [name for name, text in texts.items() if "allclose" in text] == []
     for name, check in (("test_paged_decode.py", "check_decode"), ("test_kv_write.py", "check_write"), ("test_offsets.py", "check_write")):
         assert f"{check}(" in texts[name]

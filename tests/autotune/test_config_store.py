@@ -211,7 +211,7 @@ def test_dispatch_hands_the_stored_config_to_the_kernel_and_says_so(tmp_path: Pa
     ConfigStore(tmp_path / config_store.file_name(key.device)).put(key, STORED)
     selection = dispatch(REQUEST)
     assert selection.options == {"config": WriteConfig(2, 512, 4)}
-    assert "config tuned: WriteConfig(tokens=2, block=512, num_warps=4), 11.5 us when chosen" in selection.explain()
+    assert "config tuned: WriteConfig(tokens=2, block=512, num_warps=4, halves=1), 11.5 us when chosen" in selection.explain()
     monkeypatch.delenv(config_store.CONFIG_DIR_VARIABLE)
     assert dispatch(REQUEST).options == {}
 

@@ -51,6 +51,9 @@ def test_k_and_v_are_copied_ahead(reports: dict[str, Any], capability: int) -> N
     """The code copies a tile in its loop and at least one before it: a table that is looked up in the loop can undo that unseen."""
     tiles = {name: facts["tiles"] for name, facts in reports[str(capability)].items() if "tiles" in facts}
     assert len(tiles) == 10
-    if capability < 90:  # without wgmma a V whose tokens are in the dot's M goes through registers, so the rule never takes it
+    if capability not in (
+        90,
+        100,
+    ):  # without wgmma or its successor a V whose tokens are in the dot's M goes through registers, so the rule never takes it
         tiles = {name: count for name, count in tiles.items() if "swap" not in name}
     assert {name: count for name, count in tiles.items() if count < 2} == {}

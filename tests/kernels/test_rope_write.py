@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from asv_bench.verify_rope import check_copied, check_rotated
 from rapid_llm.errors import DTypeError, NoKernelError, ScaleError, ShapeError
 from rapid_llm.kernels.launch import interpreted
 from rapid_llm.kernels.ops import rope_norm_kv_write
 
 FP16, BF16, FP32, E4M3 = torch.float16, torch.bfloat16, torch.float32, torch.uint8
 NUM_ROWS, MAX_POSITION = 24, 50
-_ROUNDING = {FP16: 2**-11, BF16: 2**-7 if interpreted() else 2**-8}
 """Largest relative error of a rounding to nearest; the interpreter cuts fp32 off to bf16."""
 
 # The interpreter computes with numpy, which warns of NaN.
@@ -72,23 +72,25 @@ class Step:
 
     def check(self, out: torch.Tensor) -> None:
         """Q, K and V against the reference; an untouched row is as it was."""
-        rounding = _ROUNDING[self.q.dtype]
         q, k = (self.expected(x, self.options.get(f"{name}_weight")) for name, x in (("q", self.q), ("k", self.k)))
-        torch.testing.assert_close(out.double(), q, rtol=rounding * 1.01, atol=1e-6)
+        _check_rotated(out, q, "q")
         kept = (self.slots >= 0) & (self.slots < NUM_ROWS)
         rows = self.slots[kept].long()
-        for pool, wanted, scale in ((self.k_rows, k[kept], "k_scale"), (self.v_rows, self.v[kept].double(), "v_scale")):
-            written = pool[rows]
-            if written.dtype == E4M3:
-                steps = (wanted / self.scales[scale]).clamp(-448, 448)
-                # Half a step of three mantissa bits, or of a subnormal.
-                torch.testing.assert_close(written.view(torch.float8_e4m3fn).double(), steps, rtol=2**-4 * 1.001, atol=2**-10 * 1.001)
-            else:
-                torch.testing.assert_close(written.double(), wanted, rtol=rounding * 1.01, atol=1e-6)
+        scales = {name: self.scales.get(name, 1.0) for name in ("k_scale", "v_scale")}
+        _check_rotated(self.k_rows[rows], k[kept], "k", scales["k_scale"])
+        check_copied(self.v_rows[rows], self.v[kept], scale=scales["v_scale"], what="v")
         untouched = torch.ones(NUM_ROWS, dtype=torch.bool, device=rows.device)
         untouched[rows] = False
         for pool in (self.k_rows, self.v_rows):
             assert bool((pool[untouched] == 77).all())
+
+
+def _check_rotated(written: torch.Tensor, reference: torch.Tensor, what: str, scale: float = 1.0) -> None:
+    if written.dtype == BF16 and interpreted():
+        # Triton's interpreter cuts bf16 off instead of rounding.
+        torch.testing.assert_close(written.double(), reference, rtol=2**-7 * 1.01, atol=1e-6)
+    else:
+        check_rotated(written, reference, scale=scale, what=what)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -166,9 +166,9 @@ def planted_wait(STEPS: tl.constexpr, opaque):
 _WAIT_PATH = "rapid_llm/kernels/planted.py"
 _WAIT_IMPORT = "from rapid_llm.kernels.planted import planted_wait\n"
 _KV_HEAD = "    kv_head = tl.program_id(0) // GROUP_BLOCKS\n"
-_TOKEN = "    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)\n"
-_WRITE_ARGUMENTS = "    E4M3: tl.constexpr,\n    CONVERT: tl.constexpr,\n):\n"
-_GRID = "    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2)\n"
+_PLACE = "    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)\n"
+_WRITE_ARGUMENTS = '    DIVIDE: tl.constexpr,\n):\n    """One program'
+_GRID = "    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)\n"
 _WARPS = "        num_warps=config.num_warps,\n    )\n"
 _ALLOCATE = '        check_count("alloc_kvcache_index", "num_tokens", num_tokens)\n'
 
@@ -187,13 +187,13 @@ def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
         "        block = block % tl.cdiv(num_tokens, TOKENS)\n"
         "    if PLANTED_STEPS > 0:\n"
         "        block += planted_wait(PLANTED_STEPS, num_tokens)\n"
-        "    token = block.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)\n"
+        "    place = block * TOKENS + tl.arange(0, TOKENS)\n"
     )
     grid = (
         "    blocks = triton.cdiv(num_tokens, config.tokens)\n"
         f"    few = num_tokens < {_FEW_TOKENS}\n"
         f"    share = 0 if few else {knobs['prefill_e4m3']} if k_rows.dtype == torch.uint8 else {knobs['prefill_fp16']}\n"
-        f"    grid = (blocks + blocks * share // {_SHARE_UNITS}, triton.cdiv(num_elements, config.block), 2)\n"
+        f"    grid = (blocks + blocks * share // {_SHARE_UNITS}, triton.cdiv(num_elements, config.block), 2 // config.halves)\n"
     )
     launch = "from rapid_llm.kernels.launch import has_e4m3_convert\n"
     return [
@@ -201,7 +201,7 @@ def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
         Edit(
             path, _WRITE_ARGUMENTS, _WRITE_ARGUMENTS.replace("):", "    PLANTED_STEPS: tl.constexpr,\n    PLANTED_MORE: tl.constexpr,\n):")
         ),
-        Edit(path, _TOKEN, block),
+        Edit(path, _PLACE, block),
         Edit(path, _GRID, grid),
         Edit(path, _WARPS, f"        PLANTED_STEPS={knobs['launch']} if few else 0,\n        PLANTED_MORE=not few,\n{_WARPS}"),
     ]
