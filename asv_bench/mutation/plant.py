@@ -52,6 +52,7 @@ _SMALL = (
     Edit("rapid_llm/kernels/configs.py", "_FEW_TOKENS = 256", "_FEW_TOKENS = 16"),
     Edit("rapid_llm/kernels/configs.py", "_MANY_TOKENS = 4096", "_MANY_TOKENS = 32"),
     Edit("rapid_llm/kernels/configs.py", "_STREAMED_TOKENS = 128, 4096", "_STREAMED_TOKENS = 8, 1"),
+    Edit("rapid_llm/kernels/configs.py", "_SHORT_TOKENS = 16384", "_SHORT_TOKENS = 0"),
 )
 
 

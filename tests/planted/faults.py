@@ -93,7 +93,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "another grid",
         DECODE_ROW,
-        (Edit(_CONFIGS, "wanted = programs_per_sm * num_sms", "wanted = 2 * programs_per_sm * num_sms"),),
+        (Edit(_CONFIGS, "wanted = programs_per_sm * num_sms", "wanted = programs_per_sm * num_sms * 3 // 4"),),
         (("grid", "CHANGED"),),
     ),
     Fault(
