@@ -268,9 +268,9 @@ def test_processes_on_the_cpu(on_cpu: Callable[..., dict[str, Any]], tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("action", ["same", "second", "lowered"])
+@pytest.mark.parametrize("action", ["same", "lowered"])
 def test_gates_on_the_cpu(on_cpu: Callable[..., dict[str, Any]], tmp_path: Path, action: str) -> None:
-    """One pair decides nothing: the gates are incomplete, and everything on the way is kept."""
+    """One pair decides nothing: the gates are incomplete, and everything on the way is kept. `second` is `same` beside `busy.py`."""
     (gate,) = on_cpu(action, "--no-compiled")["gates"]
     assert (gate["exit_code"], gate["mode"], gate["processes"], gate["num_rows"]) == (3, "ab", {"pairs": 2}, 1)
     assert [name for name, _ in gate["phases_s"]] == ["pairs", "report"]
@@ -279,8 +279,6 @@ def test_gates_on_the_cpu(on_cpu: Callable[..., dict[str, Any]], tmp_path: Path,
     (file,) = tmp_path.glob(f"*{compact.SUFFIX}")
     readings = {one.label["arm"]: power.latencies(one.record) for one in compact.read(file)}
     assert set(readings) == {"base", "head"}
-    if action == "lowered":
-        assert all(readings["head"][row] > 1.05 * readings["base"][row] for row in readings["base"]), "controls too"
 
 
 @pytest.mark.slow
