@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,11 +21,25 @@ DECODE_OP = "paged_decode_attention"
 _MAX_ACCEPTED = 4096
 
 
+class _Accepted(NamedTuple):
+    """What validation and dispatch made of a call.
+
+    Attributes:
+        spec: The chosen kernel.
+        run: What its target was. A kernel that is loaded anew has to see none of the memory of the one before.
+        options: For `run`, beside the arguments of the call.
+    """
+
+    spec: KernelSpec
+    run: Callable[..., Any]
+    options: dict[str, Any]
+
+
 class _AcceptedCalls:
-    """What validation and dispatch made of calls, by all that they looked at: a call that is like an earlier one repeats neither."""
+    """Calls by all that validation and dispatch looked at: a call that is like an earlier one repeats neither."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[object, ...], tuple[KernelSpec, dict[str, Any]]] = {}
+        self.known: dict[tuple[object, ...], _Accepted] = {}
 
     def cache_clear(self) -> None:
         """Forgets them; where another device stands in."""
@@ -82,6 +97,8 @@ def paged_decode_attention(
     """
     key = _call_key(q, k_rows, v_rows, row_table, seq_lens, out, block_size, backend)
     accepted = None if key is None else _accepted.known.get(key)
+    if accepted is not None and accepted.spec.load() is not accepted.run:
+        accepted = None
     if accepted is None:
         request = decode_request(q, k_rows, v_rows, row_table, seq_lens, block_size)
         if out is not None:
@@ -93,17 +110,19 @@ def paged_decode_attention(
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else _checked_softmax_scale(softmax_scale)
     if accepted is None:
         selection = dispatch(request, backend=backend)
-        accepted = selection.spec, selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
+        options = selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
+        if key is not None and selection.spec.remembers:
+            options = {**options, "memory": {}}
+        accepted = _Accepted(selection.spec, selection.spec.load(), options)
         if key is not None:
             if len(_accepted.known) >= _MAX_ACCEPTED:
                 _accepted.known.clear()
             _accepted.known[key] = accepted
-    spec, options = accepted
-    run = spec.load()
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0] > 0:
-        run(q, k_rows, v_rows, row_table, seq_lens, out, k_scale=k_factor, v_scale=v_factor, softmax_scale=factor, **options)
+        factors = {"k_scale": k_factor, "v_scale": v_factor, "softmax_scale": factor}
+        accepted.run(q, k_rows, v_rows, row_table, seq_lens, out, **factors, **accepted.options)
     return out
 
 
