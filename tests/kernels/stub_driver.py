@@ -67,7 +67,9 @@ class StubDriver:
         kernel.metadata = _Metadata(src.fn.__name__, target, options["num_warps"], 0)
         kernel.src, kernel.name, kernel.module, kernel.function, kernel.packed_metadata = src, src.fn.__name__, 1, 2, (4, 1, 0)
 
-        def launch(x: int, y: int, z: int, stream: int, function: int, packed: Any, metadata: Any, enter: Any, leave: Any, *rest: Any) -> None:
+        def launch(
+            x: int, y: int, z: int, stream: int, function: int, packed: Any, metadata: Any, enter: Any, leave: Any, *rest: Any
+        ) -> None:
             if self.noting:
                 self.launches.append(Launch(kernel, (x, y, z), stream, rest))
 
@@ -88,7 +90,7 @@ def installed(driver: StubDriver) -> Iterator[StubDriver]:
 
 
 def _median_us(call: Callable[[], object]) -> float:
-    """The least of medians would flatter; the median of 31 blocks of 500 calls."""
+    """Of 31 blocks of 500 calls."""
     call()
     return sorted(timeit.repeat(call, number=500, repeat=31))[15] / 500 * 1e6
 
@@ -102,7 +104,7 @@ def times_us() -> dict[str, dict[str, float]]:
 
     spec = registry.get("triton_paged_decode")
     told: dict[str, dict[str, float]] = {}
-    with installed(StubDriver(None, noting=False)), mock.patch("rapid_llm.kernels.backends.triton.probe", lambda request: None):
+    with installed(StubDriver(None, noting=False)), mock.patch("rapid_llm.kernels.backends.triton.probe", return_value=None):
         for name, dtype in (("fp16", torch.float16), ("e4m3", torch.uint8)):
             pool = torch.zeros(2048, 16, 128, dtype=dtype)
             tensors = (

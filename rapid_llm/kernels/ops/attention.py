@@ -19,6 +19,7 @@ __all__ = ["DECODE_OP", "decode_request", "paged_decode_attention"]
 DECODE_OP = "paged_decode_attention"
 
 _MAX_ACCEPTED = 4096
+_BYTES, _INT32 = torch.uint8, torch.int32
 
 
 class _Accepted(NamedTuple):
@@ -145,22 +146,25 @@ def _call_key(
     block_size: int,
     backend: str | None,
 ) -> tuple[object, ...] | None:
-    """All that validation, layout tags and dispatch look at, but the values of scales; None where that is not known from these.
+    """All that validation, layout tags and dispatch look at, but the values of scales; None where that is not known from these, or wrong.
 
     Whether K and V share a storage is known from their distance only where there are two rows or more: two storages cannot have the
-    second begin between two rows of the first.
+    second begin between two rows of the first. Where a row begins matters for bytes only (`kv:16bit-aligned`).
     """
     try:
-        if k_rows.shape[0] < 2 or type(block_size) is not int:
+        device, k_shape, kv_dtype, k_ptr = q.device, k_rows.shape, k_rows.dtype, k_rows.data_ptr()
+        if k_shape[0] < 2 or type(block_size) is not int:
+            return None
+        if v_rows.dtype != kv_dtype or row_table.dtype != _INT32 or seq_lens.dtype != _INT32:
+            return None
+        if k_rows.device != device or v_rows.device != device or row_table.device != device or seq_lens.device != device:
             return None
         return (
-            *(q.shape, q.stride(), q.dtype, q.device),
-            *(k_rows.shape, k_rows.stride(), k_rows.dtype, k_rows.device, k_rows.storage_offset() % 2, k_rows.data_ptr() % 2),
-            *(v_rows.shape, v_rows.stride(), v_rows.dtype, v_rows.device, v_rows.storage_offset() % 2),
-            v_rows.data_ptr() - k_rows.data_ptr(),
-            *(row_table.shape, row_table.stride(), row_table.dtype, row_table.device),
-            *(seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.device),
-            *((None,) if out is None else (out.shape, out.stride(), out.dtype, out.device)),
+            *(device, q.dtype, q.shape, q.stride()),
+            *(kv_dtype, k_shape, k_rows.stride(), v_rows.shape, v_rows.stride(), v_rows.data_ptr() - k_ptr),
+            kv_dtype == _BYTES and (k_ptr % 2 or k_rows.storage_offset() % 2 or v_rows.storage_offset() % 2),
+            *(row_table.shape, row_table.stride(), seq_lens.shape, seq_lens.stride()),
+            None if out is None else (out.dtype, out.device, out.shape, out.stride()),
             *(block_size, backend),
             *decision_state(),
         )

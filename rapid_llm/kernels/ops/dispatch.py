@@ -163,10 +163,9 @@ def _deciding_values() -> tuple[object, ...]:
     environment = os.environ
     # A missing variable costs `os.environ.get` two exceptions, .9 us a variable. The dictionary below it, which all of its methods read and
     # write, has the values as the system encodes them. Where something else stands in for os.environ, that is asked.
-    values = getattr(environment, "_data", None) if type(environment) is _Environment else None
-    if type(values) is not dict:
-        return tuple(map(environment.get, _DECIDING_VARIABLES))
-    return tuple(map(values.get, _KEYS))
+    if type(environment) is _Environment and type(values := environment.__dict__.get("_data")) is dict:
+        return tuple(map(values.get, _KEYS))
+    return tuple(map(environment.get, _DECIDING_VARIABLES))
 
 
 def dispatch(request: Request, *, backend: str | None = None) -> Selection:
