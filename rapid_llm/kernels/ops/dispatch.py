@@ -161,7 +161,7 @@ _KEYS = tuple(map(os.environ.encodekey, _DECIDING_VARIABLES))
 def _deciding_values() -> tuple[object, ...]:
     """The values of the deciding variables, to be held against each other only."""
     environment = os.environ
-    # A missing variable costs `os.environ.get` two exceptions, .9 us a variable. The dictionary below it, which all of its methods read and
+    # A missing variable costs `os.environ.get` two exceptions in every call. The dictionary below it, which all of its methods read and
     # write, has the values as the system encodes them. Where something else stands in for os.environ, that is asked.
     if type(environment) is _Environment and type(values := environment.__dict__.get("_data")) is dict:
         return tuple(map(values.get, _KEYS))
