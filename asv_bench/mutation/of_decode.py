@@ -11,6 +11,7 @@ _SPLIT = "rapid_llm/kernels/decode_split.py"
 _STREAM = "rapid_llm/kernels/decode_stream.py"
 _MERGE = "rapid_llm/kernels/decode_merge.py"
 _LAUNCHER = "rapid_llm/kernels/paged_decode.py"
+_DIRECT = "rapid_llm/kernels/direct_launch.py"
 _E4M3 = "rapid_llm/kernels/e4m3.py"
 _SUITE = "asv_bench/bench_paged_decode.py"
 _OFF = "elements are off"
@@ -203,10 +204,10 @@ FAULTS = (
         "ignored-row-table",
         "Rows are read one after the other from a sequence's first.",
         _LAUNCHER,
-        "    q_batch_stride, q_head_stride, _ = q.stride()\n",
+        "    plan: _Plan | None = None",
         "    row_table = row_table[:, :1] + torch.arange(row_table.shape[1], dtype=torch.int32, device=q.device)\n"
         "    row_table = row_table.clamp(max=k_rows.shape[0] - 1)\n"
-        "    q_batch_stride, q_head_stride, _ = q.stride()\n",
+        "    plan: _Plan | None = None",
     ),
     _result(
         "nan",
@@ -257,6 +258,14 @@ FAULTS = (
     ),
     _widened("lost-sign", "The sign of odd e4m3 bytes is lost.", "    odd = tl.abs(odd)"),
     _widened("swapped-bytes", "The even and the odd byte of a pair are exchanged.", "    even, odd = odd, even"),
+    Fault(
+        "kept-addresses",
+        "A like call is launched with the addresses of the first.",
+        _SHORT,
+        (Edit(_DIRECT, "chosen.launch(*pointers, ", "chosen.launch(*vars(Launches.again).setdefault(id(self), pointers), "),),
+        reason=_OFF,
+        devices=GPU_ONLY,
+    ),
     Fault(
         "wrong-impl",
         "The suite is named after another kernel than the one that dispatch() runs.",

@@ -27,6 +27,7 @@ _LIBRARY = (
     "rapid_llm.kernels.decode_split",
     "rapid_llm.kernels.decode_stream",
     "rapid_llm.kernels.workspace",
+    "rapid_llm.kernels.direct_launch",
     "rapid_llm.kernels.paged_decode",
     "rapid_llm.free_runs",
     "rapid_llm.staged_rows",

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="import-untyped"
 """Launcher of the Triton decode attention kernels: one launch a call, whatever the config's variant is.
 
-What follows from shapes, strides and the config is planned once and kept; a call looks the plan up, takes its workspace and launches.
+What follows from shapes, strides and the config is planned once for a call form and kept with it; a like call takes its workspace and
+launches (`rapid_llm.kernels.direct_launch`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from rapid_llm.kernels.configs import DecodeConfig, choose_block_s, choose_num_programs, choose_num_splits
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
+from rapid_llm.kernels.direct_launch import Launches
 from rapid_llm.kernels.e4m3 import PORTABLE_GAIN
 from rapid_llm.kernels.launch import has_e4m3_convert, interpreted, num_multiprocessors
 from rapid_llm.kernels.workspace import workspace_for
@@ -37,21 +38,21 @@ def fits_32_bits(num_rows: int, row_stride: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """A launch but for its tensors and scales.
+    """A call but for its tensors and scales.
 
     Attributes:
-        launch: The kernel with its grid.
-        counts: Scalars that the kernel takes after its scales.
-        constants: Its constexprs and launch options.
+        launches: Its kernel with all that is the same in every call.
         part_cells: Query heads of all parts; 0 where no program shares a sequence.
+        num_floats: Elements of the parts and their weights.
+        lse_offset: Where the weights begin among them, in bytes.
         num_counters: Sequences times blocks of query heads.
         gain: Factor that the widening of e4m3 bytes leaves to the scales.
     """
 
-    launch: Any
-    counts: tuple[int, ...]
-    constants: dict[str, Any]
+    launches: Launches
     part_cells: int
+    num_floats: int
+    lse_offset: int
     num_counters: int
     gain: float
 
@@ -70,6 +71,7 @@ def paged_decode(
     block_size: int = 1,
     num_splits: int | None = None,
     config: DecodeConfig | None = None,
+    memory: dict[str, Any] | None = None,
 ) -> None:
     """Launches a kernel; see `rapid_llm.kernels.ops.attention.paged_decode_attention`, which validates.
 
@@ -80,12 +82,62 @@ def paged_decode(
         block_size: As there.
         num_splits: Splits a sequence, of a variant that has them; None leaves it to the config, and that to `choose_num_splits`.
         config: Tuned tile sizes; None means `DecodeConfig.default`.
+        memory: What like calls share (`rapid_llm.kernels.ops.spec.KernelSpec.remembers`), empty in the first; None where there are none.
     """
-    if k_rows.dtype == torch.uint8:
-        k_rows, v_rows = k_rows.view(torch.int16), v_rows.view(torch.int16)
-        e4m3 = True
-    else:
-        e4m3 = False
+    plan: _Plan | None = None if memory is None else memory.get("plan")
+    if plan is None:
+        plan = _planned(q, k_rows, v_rows, row_table, out, block_size, num_splits, config)
+        if memory is not None:
+            memory["plan"] = plan
+    factors = (
+        softmax_scale * _LOG2_E * k_scale * plan.gain,
+        v_scale * plan.gain,
+    )
+    part_out_ptr = out_ptr = out.data_ptr()
+    part_lse_ptr = counters_ptr = out_ptr
+    workspace = None
+    if plan.part_cells:
+        workspace = workspace_for(q.device, plan.num_floats, plan.num_counters)
+        part_out_ptr, counters_ptr = workspace.floats_ptr, workspace.counters_ptr
+        part_lse_ptr = part_out_ptr + plan.lse_offset
+    pointers = (
+        q.data_ptr(),
+        k_rows.data_ptr(),
+        v_rows.data_ptr(),
+        row_table.data_ptr(),
+        seq_lens.data_ptr(),
+        out_ptr,
+        part_out_ptr,
+        part_lse_ptr,
+        counters_ptr,
+    )
+    if memory is not None and plan.launches.again(pointers, factors):
+        return
+    k_rows, v_rows = _in_pairs(k_rows), _in_pairs(v_rows)
+    parts = (out, out, out)
+    if workspace is not None:
+        parts = workspace.floats, workspace.floats[plan.lse_offset // workspace.floats.element_size() :], workspace.counters
+    plan.launches.first((q, k_rows, v_rows, row_table, seq_lens, out, *parts), factors, keep=memory is not None)
+
+
+def _in_pairs(rows: torch.Tensor) -> torch.Tensor:
+    """Bytes of an e4m3 cache as int16; other caches as they are."""
+    return rows.view(torch.int16) if rows.dtype == torch.uint8 else rows
+
+
+def _planned(
+    q: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    row_table: torch.Tensor,
+    out: torch.Tensor,
+    block_size: int,
+    num_splits: int | None,
+    config: DecodeConfig | None,
+) -> _Plan:
+    """The plan of a call; arguments as of `paged_decode`."""
+    device, e4m3 = q.device, k_rows.dtype == torch.uint8
+    k_rows, v_rows = _in_pairs(k_rows), _in_pairs(v_rows)
     q_batch_stride, q_head_stride, _ = q.stride()
     k_row_stride, k_head_stride, _ = k_strides = k_rows.stride()
     v_row_stride, v_head_stride, _ = v_strides = v_rows.stride()
@@ -95,65 +147,8 @@ def paged_decode(
         distance, rest = divmod(v_rows.data_ptr() - k_rows.data_ptr(), k_rows.element_size())
         # Beyond a row the distance depends on the size of the cache, and each would be compiled anew.
         v_off = distance if rest == 0 and 0 < distance < k_row_stride else 0
-    plan = _planned(
-        q.device,
-        q.shape,
-        k_rows.shape[:2],
-        row_table.shape[1] * block_size,
-        max(k_row_stride, v_row_stride),
-        v_off,
-        e4m3,
-        block_size,
-        num_splits,
-        config,
-    )
-    part_out = part_lse = counters = out
-    if plan.part_cells:
-        head_dim = q.shape[2]
-        workspace = workspace_for(q.device, plan.part_cells * (head_dim + 1), plan.num_counters)
-        part_out, part_lse, counters = workspace.floats, workspace.floats[plan.part_cells * head_dim :], workspace.counters
-    plan.launch(
-        q,
-        k_rows,
-        v_rows,
-        row_table,
-        seq_lens,
-        out,
-        part_out,
-        part_lse,
-        counters,
-        softmax_scale * _LOG2_E * k_scale * plan.gain,
-        v_scale * plan.gain,
-        *plan.counts,
-        q_batch_stride,
-        q_head_stride,
-        k_row_stride,
-        k_head_stride,
-        v_row_stride,
-        v_head_stride,
-        row_table.stride(0),
-        out_batch_stride,
-        out_head_stride,
-        **plan.constants,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _planned(
-    device: torch.device,
-    q_shape: tuple[int, int, int],
-    kv_shape: tuple[int, int],
-    max_seq_len: int,
-    row_stride: int,
-    v_off: int,
-    e4m3: bool,
-    block_size: int,
-    num_splits: int | None,
-    config: DecodeConfig | None,
-) -> _Plan:
-    """The plan of a call; kv_shape is (num_rows, num_kv_heads), row_stride the larger one of K and V, in elements or pairs."""
-    batch, num_q_heads, head_dim = q_shape
-    num_rows, num_kv_heads = kv_shape
+    max_seq_len = row_table.shape[1] * block_size
+    (batch, num_q_heads, head_dim), (num_rows, num_kv_heads, _) = q.shape, k_rows.shape
     group = num_q_heads // num_kv_heads
     if config is None:
         sizes = {"batch": batch, "num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
@@ -173,7 +168,7 @@ def _planned(
         "BLOCK_D": config.block_d,
         "BLOCK_SIZE": block_size,
         "V_OFF": v_off,
-        "NARROW": fits_32_bits(num_rows, row_stride),
+        "NARROW": fits_32_bits(num_rows, max(k_row_stride, v_row_stride)),
         "AHEAD": config.tiles_ahead,
         "SWAP": config.swapped,
         "E4M3": e4m3,
@@ -188,7 +183,7 @@ def _planned(
         programs = choose_num_programs(
             head_blocks, batch * max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
         )
-        launch, counts = paged_decode_stream_kernel[head_blocks, programs], (batch, max_seq_len, programs)
+        kernel, grid, counts = paged_decode_stream_kernel, (head_blocks, programs, 1), (batch, max_seq_len, programs)
         # Batches up to the least size share one compiled kernel.
         constants["BLOCK_B"] = max(_LEAST_BLOCK_B, 1 << (batch - 1).bit_length())
         parts = 2 * head_blocks * programs
@@ -199,11 +194,30 @@ def _planned(
             splits = choose_num_splits(
                 head_blocks * batch, max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
             )
-        launch, counts = paged_decode_kernel[head_blocks, splits, batch], (max_seq_len, splits)
+        kernel, grid, counts = paged_decode_kernel, (head_blocks, splits, batch), (max_seq_len, splits)
         constants["SPLIT"] = splits > 1
         parts = head_blocks * batch * splits if splits > 1 else 0
         block_s = config.block_s or choose_block_s(splits)
     constants["BLOCK_S"] = block_s
     constants["BLOCK_H"] = max(1, min(1 << (part_heads - 1).bit_length(), config.num_warps * _MERGED_PER_WARP // (columns * block_s)))
-    gain = PORTABLE_GAIN if e4m3 and not convert else 1.0
-    return _Plan(launch, counts, constants, parts * part_heads, head_blocks * batch, gain)
+    integers = (
+        *counts,
+        q_batch_stride,
+        q_head_stride,
+        k_row_stride,
+        k_head_stride,
+        v_row_stride,
+        v_head_stride,
+        row_table.stride(0),
+        out_batch_stride,
+        out_head_stride,
+    )
+    part_cells = parts * part_heads
+    return _Plan(
+        launches=Launches(kernel, grid, integers, constants, device),
+        part_cells=part_cells,
+        num_floats=part_cells * (head_dim + 1),
+        lse_offset=part_cells * head_dim * torch.float32.itemsize,
+        num_counters=head_blocks * batch,
+        gain=PORTABLE_GAIN if e4m3 and not convert else 1.0,
+    )

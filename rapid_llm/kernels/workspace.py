@@ -33,11 +33,14 @@ class Workspace:
         floats: fp32, uninitialised.
         counters: int32, all 0 between launches.
         capture: Id of the capture that it belongs to; None for eager calls.
+        floats_ptr, counters_ptr: Addresses, in bytes.
     """
 
     floats: torch.Tensor
     counters: torch.Tensor
     capture: int | None
+    floats_ptr: int
+    counters_ptr: int
 
 
 class _Kept:
@@ -65,11 +68,9 @@ def workspace_for(device: torch.device, num_floats: int, num_counters: int) -> W
     found = kept.pieces.get(key)
     if found is None or found.capture != capture or len(found.floats) < num_floats or len(found.counters) < num_counters:
         # What it replaces may still be in use by launches on this stream: its memory is given to later work of the stream only.
-        found = kept.pieces[key] = Workspace(
-            torch.empty(_rounded(num_floats, _LEAST_FLOATS), dtype=torch.float32, device=device),
-            torch.zeros(_rounded(num_counters, _LEAST_COUNTERS), dtype=torch.int32, device=device),
-            capture,
-        )
+        floats = torch.empty(_rounded(num_floats, _LEAST_FLOATS), dtype=torch.float32, device=device)
+        counters = torch.zeros(_rounded(num_counters, _LEAST_COUNTERS), dtype=torch.int32, device=device)
+        found = kept.pieces[key] = Workspace(floats, counters, capture, floats.data_ptr(), counters.data_ptr())
     return found
 
 

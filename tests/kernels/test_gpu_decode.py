@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from asv_bench.microbench import bench
+from asv_bench.trial_peers import bare_launch
 from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels.configs import VARIANTS, choose_config
+from rapid_llm.kernels.direct_launch import Launches
 from rapid_llm.kernels.ops import paged_decode_attention
 from rapid_llm.kernels.ops.tuned import overridden
 
@@ -96,3 +99,74 @@ def test_one_graph_may_be_replayed_without_the_one_captured_before_it() -> None:
     for _ in range(3):
         graphs[1].replay()
     steps[1].check()
+
+
+MOST_OF_A_BARE_LAUNCH = 1.3
+"""What the public op may cost the host, in bare Triton launches."""
+
+
+@pytest.fixture
+def firsts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows by an entry for each launch that goes through Triton's `JITFunction.run`."""
+    made: list[object] = []
+    original = Launches.first
+
+    def counted(launches: Launches, *args: Any, **kwargs: Any) -> None:
+        made.append(launches)
+        original(launches, *args, **kwargs)
+
+    monkeypatch.setattr(Launches, "first", counted)
+    return made
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("dtype", "scales"), POOLS)
+def test_like_calls_are_launched_directly_eager_and_captured(
+    firsts: list[object], dtype: torch.dtype, scales: dict[str, float], variant: str
+) -> None:
+    """Two pools and other lengths are one form: Triton is asked once, and every result is that of the call's own tensors."""
+    steps = [Step(dtype, scales, lengths) for lengths in ([4096, 1, 0, 777], [64, 4095, 2049, 3])]
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=bool(scales), variant=variant)):
+        for step in steps * 3:
+            step.out.fill_(torch.nan)
+            step.run()
+            step.check()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for step in steps:
+                step.run()
+        assert len(firsts) == 1
+    for lengths in ([4096, 1, 0, 777], [5, 5, 4096, 0]):
+        for step in steps:
+            step.lens.copy_(torch.tensor(lengths))
+            step.table.random_(0, ROWS)
+            step.out.fill_(torch.nan)
+        graph.replay()
+        for step in steps:
+            step.check()
+
+
+def test_misaligned_tensors_have_a_kernel_of_their_own(firsts: list[object]) -> None:
+    """An aligned and a misaligned row table and lengths in turn: the loads of the one are not those of the other."""
+    aligned, misaligned = (Step(torch.float16, {}, [4096, 1, 0, 777]) for _ in range(2))
+    misaligned.table = torch.randint(0, ROWS, (4, 4096 + 1), device="cuda").int()[:, 1:]
+    aligned.table = torch.randint(0, ROWS, (4, 4096 + 1), device="cuda").int()[:, :-1]
+    misaligned.lens = torch.tensor([0, 4096, 1, 0, 777], device="cuda").int()[1:]
+    for step in (aligned, misaligned) * 3:
+        step.out.fill_(torch.nan)
+        step.run()
+        step.check()
+    assert len(firsts) == 2
+
+
+def test_the_public_op_costs_the_host_little_more_than_a_bare_launch() -> None:
+    """1 x 1k, with the instrument and the peer of the trial."""
+    step = Step(torch.float16, {}, [1024])
+    step.table = step.table[:, :1024].contiguous()
+    for _ in range(2):
+        step.run()
+    bare = bare_launch(step.run)
+    device = torch.device("cuda")
+    public_us, bare_us = (bench(call, device=device).host_us for call in (step.run, bare))
+    print(f"host of the public op {public_us:.1f} us, of the bare launch {bare_us:.1f} us: {public_us / bare_us:.2f}")
+    assert public_us <= MOST_OF_A_BARE_LAUNCH * bare_us

@@ -216,11 +216,11 @@ def _in_calls(knobs: Mapping[str, int]) -> list[Edit]:
     load = "    run = selection.spec.load()\n    if k.numel() > 0:\n"
     few = f"k.shape[0] < {_FEW_TOKENS // 8}"
     write = f"{knobs['launch']} if {few} else {knobs['prefill_e4m3']} if quantised else {knobs['prefill_fp16']}"
-    accepted = "    spec, options = accepted\n"
+    made = "    if out is None:\n        out = torch.empty(q.shape"
     decode = f"{knobs['decode_e4m3']} if quantised else {knobs['decode_fp16']}"
     return [
         Edit("rapid_llm/kernels/ops/kv.py", load, f"    {_loop(write)}{load}"),
-        Edit("rapid_llm/kernels/ops/attention.py", accepted, f"    {_loop(decode)}{accepted}"),
+        Edit("rapid_llm/kernels/ops/attention.py", made, f"    {_loop(decode)}{made}"),
     ]
 
 

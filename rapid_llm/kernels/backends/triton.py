@@ -35,6 +35,7 @@ SPECS = (
         preferences=(_ON_CUDA, _COMBINED_ON_CUDA),
         config="rapid_llm.kernels.configs:DecodeConfig",
         probe=_PROBE,
+        remembers=True,
     ),
     KernelSpec(
         name="triton_kv_write",

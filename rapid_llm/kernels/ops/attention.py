@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,13 +19,28 @@ __all__ = ["DECODE_OP", "decode_request", "paged_decode_attention"]
 DECODE_OP = "paged_decode_attention"
 
 _MAX_ACCEPTED = 4096
+_BYTES, _INT32 = torch.uint8, torch.int32
+
+
+class _Accepted(NamedTuple):
+    """What validation and dispatch made of a call.
+
+    Attributes:
+        spec: The chosen kernel.
+        run: What its target was. A kernel that is loaded anew has to see none of the memory of the one before.
+        options: For `run`, beside the arguments of the call.
+    """
+
+    spec: KernelSpec
+    run: Callable[..., Any]
+    options: dict[str, Any]
 
 
 class _AcceptedCalls:
-    """What validation and dispatch made of calls, by all that they looked at: a call that is like an earlier one repeats neither."""
+    """Calls by all that validation and dispatch looked at: a call that is like an earlier one repeats neither."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[object, ...], tuple[KernelSpec, dict[str, Any]]] = {}
+        self.known: dict[tuple[object, ...], _Accepted] = {}
 
     def cache_clear(self) -> None:
         """Forgets them; where another device stands in."""
@@ -82,6 +98,8 @@ def paged_decode_attention(
     """
     key = _call_key(q, k_rows, v_rows, row_table, seq_lens, out, block_size, backend)
     accepted = None if key is None else _accepted.known.get(key)
+    if accepted is not None and accepted.spec.load() is not accepted.run:
+        accepted = None
     if accepted is None:
         request = decode_request(q, k_rows, v_rows, row_table, seq_lens, block_size)
         if out is not None:
@@ -93,17 +111,19 @@ def paged_decode_attention(
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else _checked_softmax_scale(softmax_scale)
     if accepted is None:
         selection = dispatch(request, backend=backend)
-        accepted = selection.spec, selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
+        options = selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
+        if key is not None and selection.spec.remembers:
+            options = {**options, "memory": {}}
+        accepted = _Accepted(selection.spec, selection.spec.load(), options)
         if key is not None:
             if len(_accepted.known) >= _MAX_ACCEPTED:
                 _accepted.known.clear()
             _accepted.known[key] = accepted
-    spec, options = accepted
-    run = spec.load()
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0] > 0:
-        run(q, k_rows, v_rows, row_table, seq_lens, out, k_scale=k_factor, v_scale=v_factor, softmax_scale=factor, **options)
+        factors = {"k_scale": k_factor, "v_scale": v_factor, "softmax_scale": factor}
+        accepted.run(q, k_rows, v_rows, row_table, seq_lens, out, **factors, **accepted.options)
     return out
 
 
@@ -126,22 +146,25 @@ def _call_key(
     block_size: int,
     backend: str | None,
 ) -> tuple[object, ...] | None:
-    """All that validation, layout tags and dispatch look at, but the values of scales; None where that is not known from these.
+    """All that validation, layout tags and dispatch look at, but the values of scales; None where that is not known from these, or wrong.
 
     Whether K and V share a storage is known from their distance only where there are two rows or more: two storages cannot have the
-    second begin between two rows of the first.
+    second begin between two rows of the first. Where a row begins matters for bytes only (`kv:16bit-aligned`).
     """
     try:
-        if k_rows.shape[0] < 2 or type(block_size) is not int:
+        device, k_shape, kv_dtype, k_ptr = q.device, k_rows.shape, k_rows.dtype, k_rows.data_ptr()
+        if k_shape[0] < 2 or type(block_size) is not int:
+            return None
+        if v_rows.dtype != kv_dtype or row_table.dtype != _INT32 or seq_lens.dtype != _INT32:
+            return None
+        if k_rows.device != device or v_rows.device != device or row_table.device != device or seq_lens.device != device:
             return None
         return (
-            *(q.shape, q.stride(), q.dtype, q.device),
-            *(k_rows.shape, k_rows.stride(), k_rows.dtype, k_rows.device, k_rows.storage_offset() % 2, k_rows.data_ptr() % 2),
-            *(v_rows.shape, v_rows.stride(), v_rows.dtype, v_rows.device, v_rows.storage_offset() % 2),
-            v_rows.data_ptr() - k_rows.data_ptr(),
-            *(row_table.shape, row_table.stride(), row_table.dtype, row_table.device),
-            *(seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.device),
-            *((None,) if out is None else (out.shape, out.stride(), out.dtype, out.device)),
+            *(device, q.dtype, q.shape, q.stride()),
+            *(kv_dtype, k_shape, k_rows.stride(), v_rows.shape, v_rows.stride(), v_rows.data_ptr() - k_ptr),
+            kv_dtype == _BYTES and (k_ptr % 2 or k_rows.storage_offset() % 2 or v_rows.storage_offset() % 2),
+            *(row_table.shape, row_table.stride(), seq_lens.shape, seq_lens.stride()),
+            None if out is None else (out.dtype, out.device, out.shape, out.stride()),
             *(block_size, backend),
             *decision_state(),
         )

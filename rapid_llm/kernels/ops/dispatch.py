@@ -125,7 +125,7 @@ class _Decisions:
         self.provider: PerfProvider | None = None
         self.providers = 0
         self.generation = -1
-        self.cache: dict[tuple[Request, str | None, tuple[str | None, ...]], Selection] = {}
+        self.cache: dict[tuple[Request, str | None, tuple[object, ...]], Selection] = {}
 
 
 _decisions = _Decisions()
@@ -151,7 +151,21 @@ def set_perf_provider(provider: PerfProvider | None) -> PerfProvider | None:
 def decision_state() -> tuple[object, ...]:
     """Everything beside a request and a named backend that a decision depends on; another value makes a decision stale."""
     # Neither generation ever falls.
-    return (registry.generation() + tuned.generation(), _decisions.providers, *map(os.environ.get, _DECIDING_VARIABLES))
+    return (registry.generation() + tuned.generation(), _decisions.providers, *_deciding_values())
+
+
+_Environment = type(os.environ)
+_KEYS = tuple(map(os.environ.encodekey, _DECIDING_VARIABLES))
+
+
+def _deciding_values() -> tuple[object, ...]:
+    """The values of the deciding variables, to be held against each other only."""
+    environment = os.environ
+    # A missing variable costs `os.environ.get` two exceptions in every call. The dictionary below it, which all of its methods read and
+    # write, has the values as the system encodes them. Where something else stands in for os.environ, that is asked.
+    if type(environment) is _Environment and type(values := environment.__dict__.get("_data")) is dict:
+        return tuple(map(values.get, _KEYS))
+    return tuple(map(environment.get, _DECIDING_VARIABLES))
 
 
 def dispatch(request: Request, *, backend: str | None = None) -> Selection:
@@ -174,7 +188,7 @@ def dispatch(request: Request, *, backend: str | None = None) -> Selection:
     if _decisions.generation != generation or len(_decisions.cache) >= _MAX_CACHED_DECISIONS:
         _decisions.cache.clear()
         _decisions.generation = generation
-    key = (request, backend, tuple(map(os.environ.get, _DECIDING_VARIABLES)))
+    key = (request, backend, _deciding_values())
     selection = _decisions.cache.get(key)
     if selection is None:
         selection = _decide(request, *_forced_backend(backend))

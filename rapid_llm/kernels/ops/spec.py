@@ -175,6 +175,8 @@ class KernelSpec:
         config: "module:attribute" of the class of its tunable config, whose instance the callable takes as `config`; None where
             nothing is tuned.
         probe: "module:attribute" of `probe(request) -> str | None`, the reason why it is not available here.
+        remembers: Whether the callable takes `memory`, a dictionary that like calls share: those that differ in the contents and addresses
+            of tensors (V being as far from K) and in the values of scales only. It may keep there what follows from the rest.
     """
 
     name: str
@@ -192,6 +194,7 @@ class KernelSpec:
     golden: GoldenRecord | None = None
     config: str | None = None
     probe: str | None = None
+    remembers: bool = False
 
     def load(self) -> Callable[..., Any]:
         """The callable behind `target`.
