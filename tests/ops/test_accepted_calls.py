@@ -1,14 +1,15 @@
 """A call that is like an earlier one skips validation and dispatch; one that differs in anything that these look at does not."""
 
 import math
+import os
 from typing import Any
 
 import pytest
 import torch
 
 from rapid_llm.errors import BackendError, DTypeError, RapidLLMError, ScaleError, ShapeError
-from rapid_llm.kernels.ops import attention, paged_decode_attention, registry
-from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, set_perf_provider
+from rapid_llm.kernels.ops import attention, paged_decode_attention, registry, spec
+from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, decision_state, set_perf_provider
 from rapid_llm.kernels.ops.tuned import overridden
 
 Arguments = dict[str, Any]
@@ -132,3 +133,54 @@ def test_one_row_is_never_taken_as_known(validated: list[str]) -> None:
     for _ in range(2):
         paged_decode_attention(**arguments(**one))
     assert len(validated) == 2
+
+
+def test_a_target_that_is_loaded_anew_has_a_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a planted fault is: what the code before it kept is none of its own."""
+    attention._accepted.cache_clear()
+    seen: list[dict[str, Any]] = []
+
+    def load(target: str) -> Any:
+        return lambda *args, memory=None, **kwargs: None if memory is None else seen.append(memory)
+
+    for _ in range(2):
+        loaded = load("")
+        monkeypatch.setattr(spec, "load_target", lambda target, loaded=loaded: loaded)
+        for _ in range(2):
+            paged_decode_attention(**arguments(backend="triton"))
+    attention._accepted.cache_clear()
+    assert [memory is seen[0] for memory in seen] == [True, True, False, False]
+    assert seen[2] is seen[3]
+
+
+def test_what_is_not_taken_as_known_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = torch.zeros(1, 4, 16).half()
+    seen: list[object] = []
+    loaded = lambda *args, memory=None, **kwargs: seen.append(memory) if len(args) > 1 else None  # noqa: E731
+    monkeypatch.setattr(spec, "load_target", lambda target: loaded)
+    one = {"k_rows": row[:, :2], "v_rows": row[:, 2:], "row_table": torch.zeros(3, 1, dtype=torch.int32)}
+    for _ in range(2):
+        paged_decode_attention(**arguments(**one, backend="triton"))
+    assert seen == [None, None]
+
+
+@pytest.mark.parametrize("stood_in", [False, True])
+def test_every_way_to_change_the_environment_is_seen(monkeypatch: pytest.MonkeyPatch, stood_in: bool) -> None:
+    monkeypatch.delenv(FORCE_BACKEND_VARIABLE, raising=False)
+    if stood_in:
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+    name, without = FORCE_BACKEND_VARIABLE, decision_state()
+    states = [without]
+    for change in (
+        lambda: os.environ.update({name: "a"}),
+        lambda: os.environ.__setitem__(name, "b"),
+        lambda: os.environ.pop(name),
+        lambda: os.environ.setdefault(name, "c"),
+        lambda: os.environ.__delitem__(name),
+        lambda: os.environ.update(RAPID_LLM_ANOTHER="1"),
+        lambda: os.environ.pop("RAPID_LLM_ANOTHER"),
+    ):
+        change()
+        states.append(decision_state())
+    assert [state == without for state in states] == [True, False, False, True, False, True, True, True]
+    assert len({states[1], states[2], states[4]}) == 3

@@ -160,14 +160,13 @@ def _call_key(
         if k_rows.device != device or v_rows.device != device or row_table.device != device or seq_lens.device != device:
             return None
         return (
-            *(device, q.dtype, q.shape, q.stride()),
-            *(kv_dtype, k_shape, k_rows.stride(), v_rows.shape, v_rows.stride(), v_rows.data_ptr() - k_ptr),
+            device, q.dtype, q.shape, q.stride(),
+            kv_dtype, k_shape, k_rows.stride(), v_rows.shape, v_rows.stride(), v_rows.data_ptr() - k_ptr,
             kv_dtype == _BYTES and (k_ptr % 2 or k_rows.storage_offset() % 2 or v_rows.storage_offset() % 2),
-            *(row_table.shape, row_table.stride(), seq_lens.shape, seq_lens.stride()),
+            row_table.shape, row_table.stride(), seq_lens.shape, seq_lens.stride(),
             None if out is None else (out.dtype, out.device, out.shape, out.stride()),
-            *(block_size, backend),
-            *decision_state(),
-        )
+            block_size, backend, decision_state(),
+        )  # fmt: skip
     except (AttributeError, TypeError, IndexError):  # no tensor, or one without dimensions: validation says what is wrong
         return None
 

@@ -151,11 +151,11 @@ def set_perf_provider(provider: PerfProvider | None) -> PerfProvider | None:
 def decision_state() -> tuple[object, ...]:
     """Everything beside a request and a named backend that a decision depends on; another value makes a decision stale."""
     # Neither generation ever falls.
-    return (registry.generation() + tuned.generation(), _decisions.providers, *_deciding_values())
+    return (registry.generation() + tuned.generation(), _decisions.providers, _deciding_values())
 
 
 _Environment = type(os.environ)
-_KEYS = tuple(map(os.environ.encodekey, _DECIDING_VARIABLES))
+_FORCED, _INTERPRETED, _CONFIGS = map(os.environ.encodekey, _DECIDING_VARIABLES)
 
 
 def _deciding_values() -> tuple[object, ...]:
@@ -164,7 +164,8 @@ def _deciding_values() -> tuple[object, ...]:
     # A missing variable costs `os.environ.get` two exceptions in every call. The dictionary below it, which all of its methods read and
     # write, has the values as the system encodes them. Where something else stands in for os.environ, that is asked.
     if type(environment) is _Environment and type(values := environment.__dict__.get("_data")) is dict:
-        return tuple(map(values.get, _KEYS))
+        get = values.get
+        return get(_FORCED), get(_INTERPRETED), get(_CONFIGS)
     return tuple(map(environment.get, _DECIDING_VARIABLES))
 
 
