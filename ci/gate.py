@@ -343,11 +343,10 @@ def measure_pairs(
     }
     done = 0
     if options.resume and _read_state(state_file) == state:
-        done = _finished_rounds(places, device, commits)
+        done = _finish_round(places, device, commits, options, console)
     if done == 0:
         run.forget(places, device, commits)
     elif done < options.pairs:
-        run.cut(places, device, commits, done)
         console.print(f"going on after {done} pairs of an interrupted run", highlight=False)
     write_atomic(state_file, json.dumps(state) + "\n")
     if done < options.pairs:
@@ -365,12 +364,28 @@ def _read_state(path: Path) -> object:
         return None
 
 
-def _finished_rounds(places: Places, device: Device, commits: Sequence[Commit]) -> int:
-    """Rounds that every commit has in asv's results; 0 where one has none that can be used."""
+def _finish_round(places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console) -> int:
+    """Rounds that every commit has in asv's results; 0 where one has none that can be used.
+
+    A round that was interrupted between two commits is made whole first: what follows would be paired with processes of other rounds.
+    """
+    counts = _rounds_of(places, device, commits)
+    done = max(counts) if min(counts) > 0 else 0
+    behind = tuple(commit for commit, count in zip(commits, counts, strict=True) if count < done)
+    if behind:
+        console.print(f"finishing round {done} of an interrupted run", highlight=False)
+        missing = done - min(counts)
+        run.run_asv(places, RunPlan(behind, missing, append=True, select=options.select, skip=options.skip), console)
+    return done
+
+
+def _rounds_of(places: Places, device: Device, commits: Sequence[Commit]) -> list[int]:
+    """Rounds of each commit in asv's results."""
     counts = []
     for commit in commits:
         if not list((places.results / device.key).glob(f"{commit.sha[:8]}-*.json")):
-            return 0
+            counts.append(0)
+            continue
         rows = run.load(places, device, commit).rows.values()
         counts.append(max((len(row.samples) for row in rows), default=0))
-    return min(counts)
+    return counts

@@ -28,6 +28,8 @@ _MAX_ROWS = 1_000_000
 
 RESULT_VERSION = 2
 """The only version of asv's result files that is read."""
+MOST_MS = 1 << 53
+"""No time of a commit, in milliseconds, is so large."""
 
 _TIME_UNITS = frozenset({"seconds", "s", "ms", "us", "µs", "ns", "runtime (s)"})
 _RATE_UNITS = frozenset({"gflopss", "gpointss", "flops/s", "gflops", "tflops", "gflop/s", "tflop/s", "tflop_per_s", "gb_per_s"})
@@ -207,6 +209,7 @@ def _read_result(path: Path, benchmarks: Mapping[str, Benchmark], machine: str) 
     whole = (
         isinstance(commit, str)
         and isinstance(date, int | float)
+        and 0 <= date < MOST_MS
         and isinstance(params, dict)
         and isinstance(results, dict)
         and isinstance(columns, list)

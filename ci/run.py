@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,7 +24,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from ci import asv_config
 from ci.device import Device, gpu_uuid
 from ci.errors import InputError, UsageError
-from ci.jsonio import read_json, write_atomic
 from ci.model import CommitResult
 from ci.repo import Commit
 from ci.results import load_commit
@@ -313,17 +311,3 @@ def forget(places: Places, device: Device, commits: Sequence[Commit]) -> None:
         for file in (places.results / device.key).glob(f"{commit.sha[:8]}-*.json"):
             file.unlink()
         shutil.rmtree(places.records / commit.sha[:12], ignore_errors=True)
-
-
-def cut(places: Places, device: Device, commits: Sequence[Commit], rounds: int) -> None:
-    """Keeps the first rounds of commits and drops what follows: a round that was interrupted between two commits has no other side."""
-    for commit in commits:
-        for file in (places.results / device.key).glob(f"{commit.sha[:8]}-*.json"):
-            stored: Any = read_json(file, allow_constants=True)  # as asv writes it
-            place = stored["result_columns"].index("samples")
-            for columns in stored["results"].values():
-                if len(columns) > place and columns[place] is not None:
-                    columns[place] = [None if samples is None else samples[:rounds] for samples in columns[place]]
-            write_atomic(file, json.dumps(stored))
-        for record in sorted((places.records / commit.sha[:12]).glob("*.json"))[rounds:]:
-            record.unlink()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ci.errors import InputError, one_line
 from ci.jsonio import read_bounded, read_json
-from ci.results import RESULT_VERSION, direction_of
+from ci.results import MOST_MS, RESULT_VERSION, direction_of
 
 Array = npt.NDArray[np.float64]
 
@@ -255,7 +255,10 @@ def _read_file(
     params = {str(key): "" if value is None else str(value) for key, value in data["params"].items() if key not in _PER_MACHINE}
     params.update({f"env-{key}": str(value) for key, value in (data.get("env_vars") or {}).items()})
     params["machine"] = path.parent.name
-    return (str(data["commit_hash"]), int(data["date"]), tuple(sorted(params.items()))), numbers
+    date = data["date"]
+    if not 0 <= date < MOST_MS:
+        raise InputError(f"{path} has the date {date!r}, which is no time in milliseconds; measure it again")
+    return (str(data["commit_hash"]), int(date), tuple(sorted(params.items()))), numbers
 
 
 def _assemble(

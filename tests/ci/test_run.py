@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gate_builders import BASE_COMMIT, HEAD_COMMIT, commit_of, measured
 from kept_runs import write_kept
+from rich.console import Console
 
 from ci import gate, run
 from ci.device import Device
@@ -95,16 +96,18 @@ def test_a_measuring_process_whose_parents_were_killed_keeps_gates_away(tmp_path
             time.sleep(0.05)
 
 
-def test_a_round_that_lacks_its_other_commit_is_dropped_before_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_round_that_lacks_its_other_commit_is_made_whole_before_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between the two commits of a round: what followed would be paired with the process of another round."""
     places, device = Places(tmp_path), Device("NVIDIA H200", "cuda")
     base = commit_of([measured("bench.A.track_x", [1.0, 2.0])], commit=BASE_COMMIT)
     head = commit_of([measured("bench.A.track_x", [3.0, 4.0, 5.0])])
     write_kept(tmp_path / ".asv", [base, head])
     commits = [Commit(sha, "subject") for sha in (BASE_COMMIT, HEAD_COMMIT)]
-    assert gate._finished_rounds(places, device, commits) == 2
-    run.cut(places, device, commits, 2)
-    rows = [next(iter(run.load(places, device, commit).rows.values())) for commit in commits]
-    assert [row.samples for row in rows] == [(1.0, 2.0), (3.0, 4.0)]
-    assert [len(row.records) for row in rows] == [2, 2]
-    assert [len(list((places.records / commit.sha[:12]).iterdir())) for commit in commits] == [2, 2]
+    plans: list[run.RunPlan] = []
+    monkeypatch.setattr(run, "run_asv", lambda places, plan, console: plans.append(plan))
+    console = Console(quiet=True)
+    assert gate._finish_round(places, device, commits, gate.Options(tmp_path / "report", select="A", skip=("B",)), console) == 3
+    assert plans == [run.RunPlan((commits[0],), 1, append=True, select="A", skip=("B",))]
+    run.forget(places, device, commits[:1])
+    assert gate._finish_round(places, device, commits, gate.Options(tmp_path / "report"), console) == 0
+    assert len(plans) == 1

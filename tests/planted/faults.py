@@ -56,7 +56,7 @@ class Fault:
 
 
 _WRITE_CALL = "        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)\n"
-_LAUNCH_END = "        **plan.constants,\n    )\n"
+_LAUNCH_END = "    plan.launches.first((q, k_rows, v_rows, row_table, seq_lens, out, *parts), factors, keep=memory is not None)\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
