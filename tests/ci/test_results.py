@@ -209,6 +209,7 @@ BROKEN: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("version 99", _text(lambda text: text.replace('"version": 2', '"version": 99')), "version 99"),
     ("no params", _text(lambda text: text.replace('"params"', '"parms"', 1)), "'params'"),
     ("no results", _text(lambda text: text.replace('"results"', '"result"', 1)), "no asv result"),
+    ("no time", _text(lambda text: json.dumps({**json.loads(text), "date": 1e308})), "contents of another kind"),
     ("results a list", _text(lambda text: json.dumps({**json.loads(text), "results": []})), "contents of another kind"),
     ("row a dict", _text(lambda text: json.dumps({**json.loads(text), "results": {NAME: {"result": 1}}})), "does not fit the columns"),
     ("too long a row", _text(lambda text: json.dumps({**json.loads(text), "results": {NAME: [1] * 9}})), "does not fit the columns"),
