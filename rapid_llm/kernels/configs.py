@@ -33,8 +33,8 @@ _REGISTERS_OF_THREE = 168
 _MAX_PROGRAMS_PER_SM = 8
 _STREAMED_PROGRAMS, _STREAMED_TOKENS = 128, 4096
 """From this many programs on, with tables for so many tokens, the rule takes a stream: a sequence has too few splits to even out lengths
-that differ. On an H200 a stream took .80 (float16) and .78 (e4m3) of the time of the best splits at 32 ragged lengths up to 32k, at equal
-lengths 1.01 to 1.06 of it from 8k tokens on and 1.09 to 1.18 at 1k (docs/performance.md)."""
+that differ. On an H200 a stream took .95 (float16) and .83 (e4m3) of the time of the best splits that were tried at 32 ragged lengths up
+to 32k, at equal lengths 1.00 to 1.06 of it from 8k tokens on and 1.07 to 1.17 at 1k (docs/performance.md)."""
 _SHORT_TOKENS = 16384
 """Up to so many tokens one program a multiprocessor reads a few sequences' float16 cache."""
 _LONG_CELLS = 2**20
