@@ -1,8 +1,9 @@
-"""What trials of paged decode found, as Markdown: the last one by shape, and all of them beside each other.
+"""What trials of paged decode or of the K/V write found, as Markdown: the last one by shape, and all of decode's beside each other.
 
     python -m asv_bench.trial_table FILE... [--compact FOLDER]
 
-Files as `python -m asv_bench.tune --trial --json FILE` writes them, or as `--compact` makes of them, a line a result. Needs no GPU.
+Files as `python -m asv_bench.tune --trial --json FILE` (or `--trial-write`) writes them, or as `--compact` makes of them, a line
+a result. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 from asv_bench.trial_results import SCHEMA
 
 _FIELDS = ("what", "cell", "block_size", "config", "latency_us", "share_of_read_ceiling", "max_abs_diff", "reason")
+_WRITE_FIELDS = (*_FIELDS, "gb_per_s", "ceiling_gb_per_s", "share_of_ceiling")
+_NUMBERS = ("latency_us", "share_of_read_ceiling", "max_abs_diff", "gb_per_s", "ceiling_gb_per_s", "share_of_ceiling")
 _BLOCKS = 16
 
 
@@ -48,6 +51,11 @@ class TrialFile:
         return list(dict.fromkeys(row["cell"] for row in self.rows if row["what"] == "ours"))
 
     @property
+    def of_writes(self) -> bool:
+        """Whether it is of the K/V write."""
+        return any("tokens" in row["config"] for row in self.rows if row["config"] is not None)
+
+    @property
     def label(self) -> str:
         """Day and commit."""
         return f"{self.head['date'][:10]} {str(self.head['environment']['commit'])[:12]}"
@@ -67,7 +75,8 @@ def read(path: Path) -> TrialFile:
     names = stored.pop("config_fields", None)
     rows = stored.pop("results")
     if names is not None:
-        rows = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
+        fields = _WRITE_FIELDS if "tokens" in names else _FIELDS
+        rows = [dict(zip(fields, row, strict=True)) for row in rows]
         rows = [row if row["config"] is None else {**row, "config": dict(zip(names, row["config"], strict=True))} for row in rows]
     return TrialFile(stored, rows)
 
@@ -75,11 +84,12 @@ def read(path: Path) -> TrialFile:
 def compact(trial: TrialFile) -> str:
     """The same in a line a result."""
     names = next(list(row["config"]) for row in trial.rows if row["config"] is not None)
+    fields = _WRITE_FIELDS if trial.of_writes else _FIELDS
     lines = []
     for row in trial.rows:
         config = None if row["config"] is None else [row["config"][name] for name in names]
-        rounded = {name: None if row[name] is None else float(f"{row[name]:.6g}") for name in _FIELDS[4:7]}
-        lines.append(json.dumps([{**row, **rounded, "config": config}[name] for name in _FIELDS], separators=(",", ":")))
+        rounded = {name: None if row[name] is None else float(f"{row[name]:.6g}") for name in _NUMBERS if name in row}
+        lines.append(json.dumps([{**row, **rounded, "config": config}.get(name) for name in fields], separators=(",", ":")))
     head = json.dumps({**trial.head, "config_fields": names}, indent=1)
     return head.removesuffix("\n}") + ',\n "results": [\n' + ",\n".join(lines) + "\n]}\n"
 
@@ -109,6 +119,27 @@ def by_shape(trial: TrialFile) -> str:
         lines.append(
             f"| {cell} | {_us(rule)} | {_us(best)} | {_config(config)} | {share / best:.1%} | {' | '.join(told)} | {' | '.join(ratios)} |"
         )
+    return "\n".join(lines)
+
+
+def by_tokens(trial: TrialFile) -> str:
+    """A line a number of tokens and dtype of the K/V write: the rule's config, the best one, and what they are held against."""
+    lines = [
+        "| tokens, cache | rule, us | best, us | best config | of the ceiling for its bytes | plain copy, us | index_copy_, us"
+        " | rule / best | rule / plain copy |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for cell in sorted(trial.cells, key=lambda cell: (cell.split()[1], int(cell.split()[0].removeprefix("T=")))):
+        times = trial.times(cell, "ours", None)
+        if not times:
+            continue
+        rule, (text, best) = next(iter(times.values())), min(times.items(), key=lambda entry: entry[1])
+        copy, index = (min(trial.times(cell, what, None).values(), default=None) for what in ("plain copy", "index_copy_"))
+        full = next(row["share_of_ceiling"] * row["latency_us"] for row in trial.rows if row["cell"] == cell and row["latency_us"])
+        config = json.loads(text)
+        told = f"{config['tokens']} of {config['block']} x {config['num_warps']} warps, {'K and V' if config['halves'] == 2 else 'K or V'}"
+        columns = [_us(rule), _us(best), told, f"{full / best:.1%}", _us(copy), _us(index), _ratio(rule, best), _ratio(rule, copy)]
+        lines.append(f"| {cell} | {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
@@ -154,8 +185,9 @@ def told_of(trial: TrialFile) -> str:
 
 def page(trials: Sequence[TrialFile]) -> str:
     """What the command prints."""
-    parts = [told_of(trials[-1]), "", by_shape(trials[-1])]
-    if len(trials) > 1:
+    last = trials[-1]
+    parts = [told_of(last), "", by_tokens(last) if last.of_writes else by_shape(last)]
+    if len(trials) > 1 and not any(trial.of_writes for trial in trials):
         parts += ["", beside_each_other(trials)]
     return "\n".join(parts)
 

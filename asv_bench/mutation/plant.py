@@ -50,10 +50,9 @@ _SMALL = (
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128",
         "_NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64",
     ),
-    Edit("rapid_llm/kernels/configs.py", "_FEW_TOKENS = 256", "_FEW_TOKENS = 16"),
-    Edit("rapid_llm/kernels/configs.py", "_MANY_TOKENS = 4096", "_MANY_TOKENS = 32"),
+    Edit("rapid_llm/kernels/configs.py", "_FEW_TOKENS, _MANY_TOKENS = 256, 8192", "_FEW_TOKENS, _MANY_TOKENS = 16, 32"),
     Edit("rapid_llm/kernels/configs.py", "_STREAMED_TOKENS = 128, 4096", "_STREAMED_TOKENS = 8, 1"),
-    Edit("rapid_llm/kernels/configs.py", "_SHORT_TOKENS = 16384", "_SHORT_TOKENS = 0"),
+    Edit("rapid_llm/kernels/configs.py", "_FEWEST_PROGRAMS = 16", "_FEWEST_PROGRAMS = 0"),
 )
 
 

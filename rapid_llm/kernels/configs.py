@@ -35,20 +35,20 @@ _STREAMED_PROGRAMS, _STREAMED_TOKENS = 128, 4096
 """From this many programs on, with tables for so many tokens, the rule takes a stream: a sequence has too few splits to even out lengths
 that differ. On an H200 a stream took .95 (float16) and .83 (e4m3) of the time of the best splits that were tried at 32 ragged lengths up
 to 32k, at equal lengths 1.00 to 1.06 of it from 8k tokens on and 1.07 to 1.17 at 1k (docs/performance.md)."""
-_SHORT_TOKENS = 16384
-"""Up to so many tokens one program a multiprocessor reads a few sequences' float16 cache."""
+_SWAPPED_TOKENS = 4096
+"""From so many tokens on, the rule lets tokens ride in the dots' M where a few sequences' float16 cache is read: on an H200 .97 of the time
+at one sequence of 8k and 32k tokens, 1.02 of it at 1k (docs/performance.md)."""
 _LONG_CELLS = 2**20
 """Tokens times programs from which the rule has four programs a multiprocessor read an e4m3 cache: they even out what each of them takes,
 and more parts to merge no longer count."""
 _FEW_PROGRAMS = 128
+_FEWEST_PROGRAMS = 16
 _MAX_SPLITS = 128
 _MOST_MERGED = 16
 _MIN_TILES_PER_SPLIT = 2
 _MAX_ELEMENTS_PER_PROGRAM = 4096
-_FEW_TOKENS = 256
-"""Up to so many tokens, K and V are written by programs of their own."""
-_MANY_TOKENS = 4096
-"""From more tokens on, a program writes several."""
+_FEW_TOKENS, _MANY_TOKENS = 256, 8192
+"""Up to so few tokens, and from more than so many on, a float16 K/V write has more warps than between."""
 _ELEMENTS_PER_WARP = 256
 """A 16-byte load of each thread."""
 _WARPS = (1, 2, 4, 8, 16, 32)
@@ -112,9 +112,12 @@ class DecodeConfig:
             return stream
         if e4m3:
             return dataclasses.replace(config, programs_per_sm=4) if programs * sizes["max_seq_len"] >= _LONG_CELLS else config
-        # Few and short: fewer parts to merge are worth more than more programs.
-        few = programs <= _FEW_PROGRAMS // 8 and sizes["max_seq_len"] <= _SHORT_TOKENS
-        return dataclasses.replace(config, programs_per_sm=1) if few else config
+        if programs > _FEWEST_PROGRAMS:
+            return config
+        # Of few: fewer parts to merge are worth more than more programs.
+        variant = "swap" if sizes["max_seq_len"] >= _SWAPPED_TOKENS else "split"
+        few = choose_config(group, sizes["head_dim"], e4m3=False, variant=variant)
+        return dataclasses.replace(few, programs_per_sm=1, tiles_ahead=2)
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[DecodeConfig]:
@@ -188,10 +191,9 @@ class WriteConfig:
 
         Args:
             sizes: Of the request: num_tokens, num_kv_heads, head_dim.
-            kv_dtype: As of the request; the rule does not depend on it.
+            kv_dtype: As of the request.
         """
-        del kv_dtype
-        return choose_write_config(sizes["num_tokens"], sizes["num_kv_heads"] * sizes["head_dim"])
+        return choose_write_config(sizes["num_tokens"], sizes["num_kv_heads"] * sizes["head_dim"], e4m3=kv_dtype == "e4m3")
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[WriteConfig]:
@@ -246,8 +248,8 @@ def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "spli
         programs_per_sm=3 if streamed else 2,
         # With more query heads than a dot needs, the assembler spills in the loop on sm_86 when it is left to itself.
         max_registers=_REGISTERS_OF_THREE if block_m > _MIN_DOT else None,
-        # Half the bytes of a tile take half the time, and the table is waited for.
-        tiles_ahead=2 if e4m3 else 1,
+        # Half the bytes of a tile take half the time, and the table is waited for; a stream reads it anew at each sequence.
+        tiles_ahead=2 if e4m3 or streamed else 1,
     )
 
 
@@ -301,19 +303,20 @@ def _splits_to_try(sizes: Mapping[str, int], block_m: int, block_n: int) -> list
     return [None, *(beside[:2] or powers[-1:])]
 
 
-def choose_write_config(num_tokens: int, num_elements: int) -> WriteConfig:
-    """Few tokens need many programs to fill the device; with many, a program keeps K and V in flight, and of several tokens.
-
-    A hypothesis: it has not been measured.
+def choose_write_config(num_tokens: int, num_elements: int, *, e4m3: bool) -> WriteConfig:
+    """A program writes K and V of one token: fewer programs of less were slower at every size that was tried on an H200, more tokens a
+    program made no more than 1 % of difference (docs/performance.md).
 
     Args:
         num_tokens: Tokens of the call.
         num_elements: Elements of a token's K heads.
+        e4m3: Whether the cache holds e4m3 bytes.
     """
     block = min(_next_power_of_2(num_elements), _MAX_ELEMENTS_PER_PROGRAM)
-    halves = 2 if num_tokens > _FEW_TOKENS else 1
-    tokens = 2 if num_tokens > _MANY_TOKENS and 4 * block <= _MAX_ELEMENTS_PER_PROGRAM else 1
-    return WriteConfig(tokens, block, max(1, min(16, block // _ELEMENTS_PER_WARP)), halves)
+    warps = block // _ELEMENTS_PER_WARP
+    if not e4m3 and num_tokens > _FEW_TOKENS:
+        warps = 2 * warps if num_tokens > _MANY_TOKENS else warps // 2
+    return WriteConfig(1, block, max(1, min(16, warps)), halves=2)
 
 
 def _launch_problem(num_warps: Any, num_stages: Any) -> str | None:

@@ -118,7 +118,8 @@ def kv_write(
     """
     num_tokens, num_kv_heads, head_dim = k.shape
     num_elements = num_kv_heads * head_dim
-    config = config or choose_write_config(num_tokens, num_elements)
+    e4m3 = k_rows.dtype == torch.uint8
+    config = config or choose_write_config(num_tokens, num_elements, e4m3=e4m3)
     grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)
     ((k_factor, k_rest), (v_factor, v_rest)), divide = scale_factors(k.dtype, k_scale, v_scale)
     kv_write_kernel[grid](
@@ -147,7 +148,7 @@ def kv_write(
         TOKENS=config.tokens,
         BLOCK=config.block,
         TOGETHER=config.halves == 2,
-        E4M3=k_rows.dtype == torch.uint8,
+        E4M3=e4m3,
         CONVERT=has_e4m3_convert(k.device),
         DIVIDE=divide,
         num_warps=config.num_warps,

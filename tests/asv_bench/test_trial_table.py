@@ -77,8 +77,29 @@ def test_what_says_nothing_is_refused(tmp_path: Path, changes: dict[str, Any], s
     assert says in capsys.readouterr().err
 
 
-def test_the_page_is_what_the_command_prints(root: Path) -> None:
-    files = sorted((root / "docs" / "data" / "decode-h200").glob("*.json"))
-    assert len(files) >= 3
+def test_a_write_is_the_rule_the_best_and_its_share_of_the_ceiling(tmp_path: Path) -> None:
+    config = {"tokens": 1, "block": 1024, "num_warps": 4, "halves": 2}
+    rows = [
+        {**row("ours", "T=8 e4m3", us, block_size=None), "config": {**config, "halves": halves}, "share_of_ceiling": 2.0 / us}
+        for us, halves in ((5.0, 1), (4.0, 2))
+    ]
+    rows += [
+        {**row(what, "T=8 e4m3", us, block_size=None), "share_of_ceiling": 2.0 / us}
+        for what, us in (("plain copy", 2.5), ("index_copy_", 9.0))
+    ]
+    path = written(tmp_path, results=rows)
+    line = "| T=8 e4m3 | 5 | 4 | 1 of 1024 x 4 warps, K and V | 50.0% | 2.5 | 9 | 1.250 | 2.000 |"
+    assert trial_table.by_tokens(trial_table.read(path)).splitlines()[2] == line
+    small = tmp_path / "small.json"
+    small.write_text(trial_table.compact(trial_table.read(path)), encoding="utf-8")
+    assert trial_table.page([trial_table.read(small)]).splitlines()[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("folder", "begins", "ends"), [("decode-h200", "\n---\n", "\n---\n"), ("write-h200", "<!-- writes -->", "<!-- end of writes -->")]
+)
+def test_the_page_is_what_the_command_prints(root: Path, folder: str, begins: str, ends: str) -> None:
+    files = sorted((root / "docs" / "data" / folder).glob("*.json"))
+    assert files
     printed = trial_table.page([trial_table.read(path) for path in files])
-    assert (root / "docs" / "performance.md").read_text(encoding="utf-8").split("\n---\n")[1].strip() == printed
+    assert (root / "docs" / "performance.md").read_text(encoding="utf-8").split(begins)[1].split(ends)[0].strip() == printed

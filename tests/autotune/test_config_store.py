@@ -275,6 +275,23 @@ def test_a_config_of_other_heads_is_refused() -> None:
         assert dataclasses.replace(config, **wrong).problem(sizes, "e4m3") is not None
 
 
+def test_the_rule_takes_what_was_fastest_on_an_h200() -> None:
+    """Of the shapes in docs/performance.md: variant and programs a multiprocessor."""
+    heads = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    found = {}
+    for batch, max_seq_len in ((1, 1024), (1, 8192), (1, 32768), (8, 8192), (128, 1024), (32, 8192)):
+        rules = [DecodeConfig.default({"batch": batch, "max_seq_len": max_seq_len, **heads}, kind) for kind in ("float16", "e4m3")]
+        found[batch, max_seq_len] = [(rule.variant, rule.programs_per_sm, rule.tiles_ahead) for rule in rules]
+    assert found == {
+        (1, 1024): [("split", 1, 2), ("split", 2, 2)],
+        (1, 8192): [("swap", 1, 2), ("split", 2, 2)],
+        (1, 32768): [("swap", 1, 2), ("split", 2, 2)],
+        (8, 8192): [("split", 2, 1), ("split", 2, 2)],
+        (128, 1024): [("split", 2, 1), ("split", 4, 2)],
+        (32, 8192): [("stream", 3, 2), ("stream", 3, 2)],
+    }
+
+
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
 @pytest.mark.parametrize("max_seq_len", [1024, 32768])
 def test_a_search_has_every_variant_and_ends(batch: int, max_seq_len: int) -> None:

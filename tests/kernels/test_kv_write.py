@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asv_bench.verify import VerificationError, check_guards, check_write
-from rapid_llm.kernels.configs import WriteConfig
+from rapid_llm.kernels.configs import WriteConfig, choose_write_config
 from rapid_llm.kernels.ops import kv_write, tuned
 
 FP16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.uint8
@@ -78,16 +78,27 @@ def test_int64_slots_do_not_wrap(backend: str, device: str) -> None:
     pool.check_untouched_except(mapping[:0])
 
 
-def test_many_tokens_take_the_wider_program(backend: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above a number of tokens a program writes several, K and V; the last one is not full."""
+@pytest.mark.parametrize("pool_dtype", [FP16, E4M3])
+def test_many_tokens(backend: str, device: str, monkeypatch: pytest.MonkeyPatch, pool_dtype: Any) -> None:
+    """The rule's config of few, of more and of many tokens writes the same rows."""
     monkeypatch.setattr("rapid_llm.kernels.configs._FEW_TOKENS", 8)
     monkeypatch.setattr("rapid_llm.kernels.configs._MANY_TOKENS", 16)
-    pool = Pool(40, 1, 16, E4M3, device)
-    k, v = _tokens(27, 1, 16, FP16, device)
-    slots = torch.randperm(40)[:27].int().to(device)
-    kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(E4M3), backend=backend)
-    check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(E4M3))
-    pool.check_untouched_except(slots)
+    for num_tokens in (8, 16, 27):
+        pool = Pool(40, 8, 128, pool_dtype, device)
+        k, v = _tokens(num_tokens, 8, 128, FP16, device)
+        slots = torch.randperm(40)[:num_tokens].int().to(device)
+        kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool_dtype), backend=backend)
+        check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool_dtype))
+        pool.check_untouched_except(slots)
+
+
+def test_the_rule_has_other_warps_where_others_were_faster() -> None:
+    """As measured on an H200: eight heads of 128."""
+    rules = {n: (choose_write_config(n, 1024, e4m3=False), choose_write_config(n, 1024, e4m3=True)) for n in (1, 256, 257, 8192, 8193)}
+    assert {n: [config.num_warps for config in found] for n, found in rules.items()} == {
+        1: [4, 4], 256: [4, 4], 257: [2, 4], 8192: [2, 4], 8193: [8, 4]
+    }  # fmt: skip
+    assert all((config.tokens, config.halves, config.block) == (1, 2, 1024) for found in rules.values() for config in found)
 
 
 @pytest.mark.parametrize(("dtype", "pool_dtype"), POOLS)
