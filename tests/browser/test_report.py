@@ -22,8 +22,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="session")
 def accepted(root: Path) -> GateResult:
     """A run on an H200 against the baseline of this device."""
-    baseline = baselines.load((root / "baselines" / "NVIDIA_H200.json").read_bytes())
-    return compare_baseline([load_kept(root / "baselines" / "asv" / name) for name in ("boot1-1", "boot3-1")], baseline)
+    baseline = baselines.load((root / "docs" / "data" / "baseline-t1" / "NVIDIA_H200.json").read_bytes())
+    return compare_baseline(
+        [load_kept(root / "docs" / "data" / "baseline-t1" / "runs" / name) for name in ("boot1-1", "boot3-1")], baseline
+    )
 
 
 @pytest.fixture(scope="session")

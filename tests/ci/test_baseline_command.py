@@ -45,9 +45,9 @@ def place(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the H200's baseline and five kept runs, in which one row is 4 % slower and the host took equally long."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "baselines").mkdir()
-    shutil.copy(root / "baselines" / "NVIDIA_H200.json", tmp_path / "baselines")
+    shutil.copy(root / "docs" / "data" / "baseline-t1" / "NVIDIA_H200.json", tmp_path / "baselines")
     for number, name in enumerate(NAMES):
-        shutil.copytree(root / "baselines" / "asv" / name, tmp_path / "runs" / str(number))
+        shutil.copytree(root / "docs" / "data" / "baseline-t1" / "runs" / name, tmp_path / "runs" / str(number))
         _scaled(tmp_path / "runs" / str(number), ROW, 0.96)
         _scaled(tmp_path / "runs" / str(number), HOST_CONTROL, 1.0, level=19_500.0)
     return tmp_path

@@ -49,7 +49,7 @@ def test_a_link_in_a_kept_run_is_refused(root: Path, tmp_path: Path, folder: str
     """It would copy a file of this machine into the merged run, which is published."""
     runs = [tmp_path / name for name in ("boot1-1", "boot2-1")]
     for kept in runs:
-        shutil.copytree(root / "baselines" / "asv" / kept.name, kept)
+        shutil.copytree(root / "docs" / "data" / "baseline-t1" / "runs" / kept.name, kept)
     (tmp_path / "secret.json").write_text("{}", encoding="utf-8")
     (runs[1] / folder / "link.json").symlink_to(tmp_path / "secret.json")
     with pytest.raises(InputError, match=r"link\.json is a link"):

@@ -16,14 +16,20 @@ from ci.compare import compare_baseline
 from ci.errors import BaselineError
 from ci.model import CommitResult, GateResult, ProcessRecord, RowResult, RowVerdict, RunVerdict
 from ci.results import load_commit, read_tree
+from ci.spread import spread_table
 from ci.tables import table
 from ci.verdict_file import load as load_verdict
 
-COMMIT = "3e3e3654d818"
+COMMIT, FIRST_COMMIT = "c0d5bb8d3527", "3e3e3654d818"
 
 
 def _runs(root: Path) -> list[Path]:
     return sorted((root / "baselines" / "asv").iterdir())
+
+
+def _first(root: Path) -> Path:
+    """The first baseline, of timers `t1` and the first schema, and its runs."""
+    return root / "docs" / "data" / "baseline-t1"
 
 
 def _verdict(root: Path, name: str) -> GateResult:
@@ -35,9 +41,14 @@ def test_the_table_of_the_docs_is_the_one_that_its_command_prints(root: Path) ->
     assert page.partition("\n---\n\n")[2] == table(_runs(root))
 
 
-def _loaded(root: Path) -> list[CommitResult]:
+def test_how_far_processes_differ_is_what_its_command_prints(root: Path) -> None:
+    page = (root / "docs" / "h200.md").read_text(encoding="utf-8")
+    assert page.partition("<!-- spread -->\n")[2].partition("<!-- end of spread -->")[0] == spread_table(_runs(root))
+
+
+def _loaded(folders: list[Path]) -> list[CommitResult]:
     runs = []
-    for folder in _runs(root):
+    for folder in folders:
         tree = read_tree(folder / "results")
         (machine,) = tree.machines
         (found,) = tree.commits(machine)
@@ -45,21 +56,39 @@ def _loaded(root: Path) -> list[CommitResult]:
     return runs
 
 
-def test_the_baseline_holds_the_committed_runs_and_a_file_of_the_first_schema_still_loads(root: Path) -> None:
-    path = root / "baselines" / "NVIDIA_H200.json"
-    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == OLD_SCHEMA_ID
-    stored = baselines.load(path)
-    again = gathered(_loaded(root), reason=stored.reason, accepted_by=stored.accepted_by, allow_single_boot=False)
-    assert msgspec.structs.replace(again, waivers=load_waivers(root / "baselines" / "NVIDIA_H200.waivers.json")) == stored
+def test_the_baseline_holds_the_committed_runs(root: Path) -> None:
+    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    again = baselines.record(_loaded(_runs(root)), reason=stored.reason, accepted_by=stored.accepted_by)
+    waivers = load_waivers(root / "baselines" / "NVIDIA_H200.waivers.json")
+    assert msgspec.structs.replace(again, waivers=waivers, previous_hash=stored.previous_hash) == stored
     assert len(stored.runs) >= 5
     assert len({run.boot for run in stored.runs}) >= 3
     assert {run.commit[:12] for run in stored.runs} == {COMMIT}
 
 
+def test_each_accepted_run_passes_against_them_and_only_waived_rows_are_blind(root: Path) -> None:
+    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    for run in _loaded(_runs(root)):
+        result = compare_baseline([run], stored, now=datetime.datetime(2026, 12, 1, tzinfo=datetime.timezone.utc))
+        assert (result.verdict, result.exit_code) == (RunVerdict.PASS, 0), result.reason
+        assert {str(row.key) for row in result.rows if "BLIND" in row.flags} == {waiver.row for waiver in stored.waivers}
+
+
+def test_a_file_of_the_first_schema_still_loads(root: Path) -> None:
+    path = _first(root) / "NVIDIA_H200.json"
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == OLD_SCHEMA_ID
+    stored = baselines.load(path)
+    runs = sorted((_first(root) / "runs").iterdir())
+    again = gathered(_loaded(runs), reason=stored.reason, accepted_by=stored.accepted_by, allow_single_boot=False)
+    assert msgspec.structs.replace(again, waivers=load_waivers(path.with_name("NVIDIA_H200.waivers.json"))) == stored
+    assert {run.commit[:12] for run in stored.runs} == {FIRST_COMMIT}
+
+
 def test_one_of_its_runs_would_be_refused_today_for_its_host_control(root: Path) -> None:
     """It was recorded before runs were held against each other; the host of run 2 took 1.5 times as long for the control row."""
+    runs = sorted((_first(root) / "runs").iterdir())
     with pytest.raises(BaselineError, match=r"boot1-2.*run 2 of 5, can never become part of a baseline: .*class host moved by \+46\.9 %"):
-        baselines.record(_loaded(root), accepted_by="A")
+        baselines.record(_loaded(runs), accepted_by="A")
 
 
 def test_the_planted_slowdown_was_found_in_every_write_row_and_nowhere_else(root: Path) -> None:
@@ -76,7 +105,7 @@ def test_the_unchanged_commit_passes_under_the_rule_that_its_false_red_mended(ro
     """The run said UNFIT because a control of a class without rows had moved; its samples are judged again as a run."""
     told = _verdict(root, "gate-unchanged")
     assert told.verdict is RunVerdict.RUNNER_UNFIT
-    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    stored = baselines.load(_first(root) / "NVIDIA_H200.json")
     rows = {
         row.key: RowResult(row.key, row.unit, row.direction, row.record.version, "measured", row.samples, None, (row.record,))
         for row in told.rows

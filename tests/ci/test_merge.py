@@ -34,7 +34,7 @@ def kept(tmp_path: Path, root: Path) -> Callable[[str], Path]:
 
     def copy(name: str) -> Path:
         target = tmp_path / "kept" / name
-        shutil.copytree(root / "baselines" / "asv" / name, target)
+        shutil.copytree(root / "docs" / "data" / "baseline-t1" / "runs" / name, target)
         return target
 
     return copy
@@ -137,7 +137,7 @@ def repository(tmp_path: Path, root: Path) -> Path:
     """A repository whose main has the H200's baseline."""
     path = tmp_path / "repository"
     (path / "baselines").mkdir(parents=True)
-    shutil.copy(root / "baselines" / "NVIDIA_H200.json", path / "baselines")
+    shutil.copy(root / "docs" / "data" / "baseline-t1" / "NVIDIA_H200.json", path / "baselines")
     for command in (
         ["init", "-q", "-b", "main"],
         ["add", "."],
@@ -177,7 +177,7 @@ def test_two_shards_give_the_verdict_of_one_gate(kept: Callable[[str], Path], re
     parts = [kept("boot1-1"), kept("boot3-1")]
     folders = [shard(tmp_path / f"s{index}", part, repository, index=index) for index, part in enumerate(parts, 1)]
     result = verdict(repository, folders[::-1], tmp_path / "report")
-    baseline = baselines.load((root / "baselines" / "NVIDIA_H200.json").read_bytes())
+    baseline = baselines.load((root / "docs" / "data" / "baseline-t1" / "NVIDIA_H200.json").read_bytes())
     whole = compare_baseline([load_kept(part) for part in parts], baseline)
     assert outcome(result) == outcome(whole)
     assert (result.verdict, result.exit_code, result.runs) == (whole.verdict, whole.exit_code, 2)

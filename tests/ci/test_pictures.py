@@ -24,8 +24,8 @@ NASTY = ("<img src=x onerror=alert(1)>", "a|b", "</script>", "{{7*7}}", '" onloa
 
 @pytest.fixture(scope="module")
 def accepted(root: Path) -> GateResult:
-    baseline = baselines.load((root / "baselines" / "NVIDIA_H200.json").read_bytes())
-    return compare_baseline([load_kept(root / "baselines" / "asv" / "boot2-1")], baseline)
+    baseline = baselines.load((root / "docs" / "data" / "baseline-t1" / "NVIDIA_H200.json").read_bytes())
+    return compare_baseline([load_kept(root / "docs" / "data" / "baseline-t1" / "runs" / "boot2-1")], baseline)
 
 
 def texts(svg: str) -> list[str]:

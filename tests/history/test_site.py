@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ci import baseline as baselines
 from ci.errors import InputError, UsageError
 from ci.history import assets, branch, site
 from ci.history.series import all_series
@@ -94,7 +95,8 @@ def test_a_changed_file_and_other_benchmarks_are_read_again(tree: tuple[Path, li
 def test_the_accepted_runs_of_the_h200_make_one_commit(root: Path, tmp_path: Path) -> None:
     runs = sorted((root / "baselines" / "asv").iterdir())
     told = site.build(runs, tmp_path / "html", project="rapid_llm")
-    assert told.startswith("1 commits, 33 series on 1 lines")
+    measured = len(baselines.load(root / "baselines" / "NVIDIA_H200.json").rows)
+    assert told.startswith(f"1 commits, {measured} series on 1 lines")
     page = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
     assert "Decode read, fp8 (dequant)" in page
     assert "KV write, decode (launch)" in page
@@ -162,7 +164,7 @@ def test_runs_are_added_to_the_history_branch_whoever_pushes_meanwhile(root: Pat
     git(here, "add", ".")
     git(here, "commit", "-qm", "code")
     git(here, "push", "-q", "origin", "HEAD:main")
-    runs = [root / "baselines" / "asv" / name for name in ("boot1-1", "boot2-1")]
+    runs = [root / "docs" / "data" / "baseline-t1" / "runs" / name for name in ("boot1-1", "boot2-1")]
     assert "3e3e3654d818 on NVIDIA_H200" in branch.add(here, runs[:1], branch="history", remote="origin")
     listed = git(here, "ls-tree", "-r", "--name-only", "origin/history").splitlines() if git(here, "fetch", "-q", "origin") == "" else []
     assert "NVIDIA_H200/results/benchmarks.json" in listed
@@ -182,7 +184,7 @@ def test_a_remote_that_cannot_be_asked_gets_no_new_history(root: Path, tmp_path:
     here = tmp_path / "here"
     git(here, "commit", "-q", "--allow-empty", "-m", "one")
     with pytest.raises(UsageError, match="cannot be asked"):
-        branch.add(here, [root / "baselines" / "asv" / "boot1-1"], branch="history", remote=str(tmp_path / "gone"))
+        branch.add(here, [root / "docs" / "data" / "baseline-t1" / "runs" / "boot1-1"], branch="history", remote=str(tmp_path / "gone"))
 
 
 def test_the_page_on_long_histories_has_the_figures_of_its_raw_output(root: Path) -> None:

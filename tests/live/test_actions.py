@@ -37,7 +37,7 @@ DATA = ROOT / "docs" / "data" / "live-h200"
 @pytest.fixture
 def recorded(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Source]:
     """Puts a recorded process in place of each measured one; returns what was asked for."""
-    path = sorted((root / "baselines" / "asv").rglob("records/*/*.json"))[0]
+    path = sorted((root / "docs" / "data" / "baseline-t1" / "runs").rglob("records/*/*.json"))[0]
     record = json.loads(path.read_text(encoding="utf-8"))
     asked: list[Source] = []
 

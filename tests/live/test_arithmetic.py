@@ -181,7 +181,7 @@ Make = Callable[..., compact.Labelled]
 @pytest.fixture(scope="module")
 def make(root: Path) -> Make:
     """Makes a process of a recorded one, with each row's latency times a factor."""
-    path = sorted((root / "baselines" / "asv").rglob("records/*/*.json"))[0]
+    path = sorted((root / "docs" / "data" / "baseline-t1" / "runs").rglob("records/*/*.json"))[0]
     recorded = json.loads(path.read_text(encoding="utf-8"))
 
     def made(label: dict[str, Any], factor: Callable[[dict[str, Any]], float], commit: str = "a" * 40) -> compact.Labelled:

@@ -60,7 +60,7 @@ def recorded(root: Path, tmp_path: Path) -> Path:
         rows[f"{row['benchmark']}({label})"] = row
     data.update(rows=rows, anchor_commit="3e3e3654d818" + 28 * "0")
     for run in data["runs"]:
-        run["time"] = "2026-11-29T22:24:04Z"
+        run.update(time="2026-11-29T22:24:04Z", commit=data["anchor_commit"])
     path = tmp_path / "recorded.json"
     path.write_text(json.dumps(data), encoding="utf-8")
     return path
