@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from rapid_llm.errors import ScaleError, ShapeError
+from rapid_llm.errors import ShapeError
 from rapid_llm.kernels.ops import checks
 from rapid_llm.kernels.ops.accepted import AcceptedCalls, cache_form
 from rapid_llm.kernels.ops.dispatch import decision_state, dispatch
@@ -78,7 +76,7 @@ def paged_decode_attention(
     quantised = k_rows.dtype == torch.uint8
     k_factor = 1.0 if k_scale is None else checks.check_scale(DECODE_OP, "k_scale", k_scale, quantised=quantised)
     v_factor = 1.0 if v_scale is None else checks.check_scale(DECODE_OP, "v_scale", v_scale, quantised=quantised)
-    factor = q.shape[-1] ** -0.5 if softmax_scale is None else _checked_softmax_scale(softmax_scale)
+    factor = q.shape[-1] ** -0.5 if softmax_scale is None else checks.check_softmax_scale(DECODE_OP, softmax_scale)
     if accepted is None:
         selection = dispatch(request, backend=backend)
         options = selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
@@ -89,15 +87,6 @@ def paged_decode_attention(
         factors = {"k_scale": k_factor, "v_scale": v_factor, "softmax_scale": factor}
         accepted.run(q, k_rows, v_rows, row_table, seq_lens, out, **factors, **accepted.options)
     return out
-
-
-def _checked_softmax_scale(softmax_scale: object) -> float:
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
-        kind = type(softmax_scale).__name__
-        raise ScaleError(f"{DECODE_OP} expected softmax_scale to be a Python float, got {kind}; convert it.")
-    if not math.isfinite(softmax_scale):
-        raise ScaleError(f"{DECODE_OP} expected a finite softmax_scale, got {softmax_scale!r}; None is the usual one.")
-    return float(softmax_scale)
 
 
 def _call_key(
