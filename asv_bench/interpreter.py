@@ -47,12 +47,16 @@ def remember_builtins() -> None:
 
 
 @contextlib.contextmanager
-def device_or_interpreter() -> Iterator[torch.device]:
-    """The GPU, or the CPU with Triton's interpreter as the backend that dispatch has to take."""
+def device_or_interpreter(*, forced: bool = True) -> Iterator[torch.device]:
+    """The GPU, or the CPU with Triton's interpreter turned on.
+
+    Args:
+        forced: Whether the interpreter is the backend that dispatch has to take.
+    """
     if torch.cuda.is_available():
         yield torch.device("cuda")
         return
-    variables = {"TRITON_INTERPRET": "1", "RAPID_LLM_FORCE_BACKEND": "triton"}
+    variables = {"TRITON_INTERPRET": "1", **({"RAPID_LLM_FORCE_BACKEND": "triton"} if forced else {})}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

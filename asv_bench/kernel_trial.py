@@ -41,6 +41,8 @@ _TILES = (
     ("split", (64, 4, 2)), ("split", (64, 8, 3)),
 )  # fmt: skip
 """Variant; block_n, num_warps, num_stages."""
+_BOTH = (1, BLOCK_SIZE)
+"""Block sizes of a cell's tables."""
 _REP_MS = 8.0
 _FINAL = 3
 """Configs of a cell that are read again at its end, and tried over a block table."""
@@ -153,7 +155,9 @@ class Trial:
         self.results.add(told, reason=f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}")
 
 
-def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float, most: int | None = None) -> None:
+def compile_beforehand(
+    chosen: Sequence[Cell], jobs: int, ends_s: float, most: int | None = None, block_sizes: Sequence[int] = _BOTH
+) -> None:
     """Fills Triton's cache in forked processes, which take the cells' configs in turn, on the stand-in of this machine's GPU.
 
     Args:
@@ -161,12 +165,14 @@ def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float, most: i
         jobs: Processes.
         ends_s: When it has to be over, on the clock of `now_s`.
         most: Only so many configs of each cell, from the rule's on; None takes the whole short list.
+        block_sizes: Of the tables.
     """
     from asv_bench import compiled
 
     own = compiled.this_device()
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_compile_some, args=(chosen, own, first, jobs, most)) for first in range(jobs)]
+    entries = _to_compile(chosen, most, block_sizes)
+    workers = [context.Process(target=_compile_some, args=(entries[first::jobs], own)) for first in range(jobs)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -176,7 +182,7 @@ def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float, most: i
             worker.join()
 
 
-def _compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step: int, most: int | None) -> None:
+def _compile_some(entries: Sequence[tuple[Cell, Any, int]], own: dict[str, Any]) -> None:
     from triton.runtime.jit import JITFunction
 
     from asv_bench.stand_in import DEVICES, standing_in
@@ -191,22 +197,22 @@ def _compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step:
 
     JITFunction.run = compiled_only
     with standing_in(device) as cuda:
-        for cell, config, block_size in _to_compile(chosen, most)[first::step]:
+        for cell, config, block_size in entries:
             try:
                 _call_on_stand_in(cell, config, block_size, cuda)
             except Exception as error:  # the trial meets it again, and tells it
                 print(f"compiling for {cell.label}: {type(error).__name__}", file=sys.stderr)
 
 
-def _to_compile(chosen: Sequence[Cell], most: int | None = None) -> list[tuple[Cell, Any, int]]:
+def _to_compile(chosen: Sequence[Cell], most: int | None = None, block_sizes: Sequence[int] = _BOTH) -> list[tuple[Cell, Any, int]]:
     """One call for each thing that has to be compiled: configs best guess first, those over a block table later."""
     ranked: dict[tuple[Any, ...], tuple[int, Cell, Any, int]] = {}
     for cell in chosen:
         narrow = _rows_of(cell) * cell.row_elements // (2 if cell.kv_dtype == "e4m3" else 1) < 2**31
         for rank, config in enumerate(short_list(cell.sizes, cell.kv_dtype)[:most]):
-            for block_size in (1, BLOCK_SIZE):
+            for block_size in block_sizes:
                 same = dataclasses.replace(config, num_splits=None, programs_per_sm=1)
-                key = (same, cell.kv_dtype, narrow, len(cell.seq_lens) // 32, block_size)
+                key = (same, cell.kv_dtype, cell.heads, narrow, len(cell.seq_lens) // 32, block_size)
                 ranked.setdefault(key, (rank + (_FINAL if block_size > 1 else 0), cell, config, block_size))
     return [(cell, config, block_size) for _, cell, config, block_size in sorted(ranked.values(), key=lambda entry: entry[0])]
 
@@ -222,7 +228,7 @@ def _call_on_stand_in(cell: Cell, config: Any, block_size: int, cuda: torch.devi
     num_q_heads, num_kv_heads, head_dim = cell.heads
     rows = -(-_rows_of(cell) // block_size) * block_size
     pool = torch.empty(rows, 2 * num_kv_heads, head_dim, dtype=kv_pool.pool_dtype(cell.kv_dtype), device=cuda)
-    q = torch.empty(batch, num_q_heads, head_dim, dtype=torch.float16, device=cuda)
+    q = torch.empty(batch, num_q_heads, head_dim, dtype=cell.q_dtype, device=cuda)
     table = torch.empty(batch, -(-max(cell.seq_lens) // block_size), dtype=torch.int32, device=cuda)
     lens = torch.empty(batch, dtype=torch.int32, device=cuda)
     scales = {"k_scale": 0.5, "v_scale": 0.25} if cell.kv_dtype == "e4m3" else {}
