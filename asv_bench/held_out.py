@@ -111,7 +111,8 @@ def measured(shape: HeldOut, device: torch.device) -> dict[str, Any]:
     """What dispatch chooses for a shape, and the times of all candidates.
 
     Returns:
-        shape, chosen, why, candidates (spec, latency_us, rough, max_abs_diff, reason), and what `judged` says of them.
+        shape, chosen, by_measurement (whether a time of the baseline ranked the choice), why, candidates (spec, latency_us, rough,
+        max_abs_diff, reason), and what `judged` says of them.
     """
     prepared = prepare(shape.cell, device, (shape.block_size,))
     selection = dispatcher.dispatch(prepared.request(shape.block_size))
@@ -119,7 +120,9 @@ def measured(shape: HeldOut, device: torch.device) -> dict[str, Any]:
     for candidate in selection.ranking:
         least = found[0]["latency_us"] if found else None
         found.append({"spec": candidate.spec.name, **_timed(prepared, shape.block_size, candidate.spec.backend, least)})
-    return {"shape": shape.told, "chosen": selection.spec.name, "why": selection.ranking[0].note, "candidates": found, **judged(found)}
+    best = selection.ranking[0]
+    told = {"shape": shape.told, "chosen": best.spec.name, "by_measurement": math.isfinite(best.perf_ms), "why": best.note}
+    return {**told, "candidates": found, **judged(found)}
 
 
 def _timed(prepared: Prepared, block_size: int, backend: str, chosen_us: float | None) -> dict[str, Any]:
@@ -216,10 +219,12 @@ def _taken_up(path: Path, head: dict[str, Any]) -> tuple[list[str], list[dict[st
 
 
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many shapes were measured, how many choices were near the fastest, and how many had no rival with a time."""
+    """How many shapes were measured, choices were near the fastest, had no rival with a time, and rested on a measurement."""
     alone = sum(sum(one["latency_us"] is not None for one in row["candidates"]) < 2 for row in rows)
     near = sum(row["near"] for row in rows)
-    return {"measured": len(rows), "near": near, "near_share": near / len(rows) if rows else None, "without_rival": alone}
+    share = near / len(rows) if rows else None
+    ranked = sum(row["by_measurement"] for row in rows)
+    return {"measured": len(rows), "near": near, "near_share": share, "without_rival": alone, "by_measurement": ranked}
 
 
 def summary(head: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -228,7 +233,8 @@ def summary(head: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[st
     share = "" if found["near_share"] is None else f", {found['near_share']:.1%}"
     yield (
         f"{found['measured']} of {head['count']} shapes measured; the choice takes at most {NEAR} times what the fastest does in"
-        f" {found['near']}{share}; {found['without_rival']} of them have no rival with a time"
+        f" {found['near']}{share}; {found['without_rival']} shapes have no rival with a time, and in {found['by_measurement']} a recorded"
+        " time ranked the choice, in the others fit and priority did"
     )
     for place, row in enumerate(rows):
         if not row["near"]:

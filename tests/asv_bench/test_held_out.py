@@ -69,11 +69,11 @@ def test_a_choice_is_judged_by_the_fastest(times: tuple[float | None, ...], fast
 
 def test_totals_count_choices_without_a_rival() -> None:
     rows = [
-        {"candidates": [candidate("a", 1.0), candidate("b", 2.0)], "near": True},
-        {"candidates": [candidate("a", 1.0), candidate("b", None)], "near": True},
-        {"candidates": [candidate("a", 3.0), candidate("b", 2.0)], "near": False},
+        {"candidates": [candidate("a", 1.0), candidate("b", 2.0)], "near": True, "by_measurement": True},
+        {"candidates": [candidate("a", 1.0), candidate("b", None)], "near": True, "by_measurement": False},
+        {"candidates": [candidate("a", 3.0), candidate("b", 2.0)], "near": False, "by_measurement": True},
     ]
-    assert held_out.totals(rows) == {"measured": 3, "near": 2, "near_share": 2 / 3, "without_rival": 1}
+    assert held_out.totals(rows) == {"measured": 3, "near": 2, "near_share": 2 / 3, "without_rival": 1, "by_measurement": 2}
     assert held_out.totals([])["near_share"] is None
 
 
@@ -102,7 +102,7 @@ def test_what_is_chosen_comes_first_and_a_far_slower_candidate_is_read_once(
 ) -> None:
     _clock(monkeypatch, 10.0, 16.0)
     row = held_out.measured(shape, CPU)
-    assert row["chosen"] == "torch_paged_decode"
+    assert (row["chosen"], row["by_measurement"]) == ("torch_paged_decode", False)
     assert [(one["spec"], one["latency_us"], one["rough"]) for one in row["candidates"]] == [
         ("torch_paged_decode", 10.0, False),
         ("triton_paged_decode", 16.0, True),
@@ -127,7 +127,7 @@ def test_dispatch_is_asked_with_the_provider_that_is_installed(monkeypatch: pyte
             row = held_out.measured(shape, CPU)
         finally:
             dispatcher.set_perf_provider(before)
-    assert (row["chosen"], row["why"]) == ("triton_paged_decode", "measured and verified")
+    assert (row["chosen"], row["by_measurement"], row["why"]) == ("triton_paged_decode", True, "measured and verified")
 
 
 def test_a_wrong_candidate_has_no_time(monkeypatch: pytest.MonkeyPatch, shape: held_out.HeldOut) -> None:
@@ -162,7 +162,7 @@ def test_a_run_that_ended_early_is_gone_on_with(
     def measured(shape: held_out.HeldOut, device: torch.device) -> dict[str, Any]:
         seen.append(shape)
         found = [candidate("a", 1.0), candidate("b", 2.0)]
-        return {"shape": shape.told, "chosen": "a", "why": "w", "candidates": found, **held_out.judged(found)}
+        return {"shape": shape.told, "chosen": "a", "by_measurement": False, "why": "w", "candidates": found, **held_out.judged(found)}
 
     monkeypatch.setattr(held_out, "measured", measured)
     monkeypatch.setattr(held_out, "prepare", lambda *args: type("Nothing", (), {"request": lambda self, size: None})())
