@@ -169,6 +169,9 @@ def test_flashinfer_that_does_not_do_is_a_reason(tmp_path: Path, monkeypatch: py
         monkeypatch.delitem(sys.modules, name, raising=False)
     importlib.invalidate_caches()
     try:
+        for other in (paged(block_size=1), paged(tags=("kv:combined",)), paged(device_type="cpu", capability=None)):
+            assert flashinfer.probe(other) is None
+        assert "flashinfer" not in sys.modules
         assert flashinfer.probe(paged()) == reason
     finally:
         for name in ("flashinfer", "flashinfer.decode"):

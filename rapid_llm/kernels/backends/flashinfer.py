@@ -1,4 +1,4 @@
-"""Rows of FlashInfer (the optional extra `peers`). It is imported when a row is probed on a device that it could run on.
+"""Rows of FlashInfer (the optional extra `peers`). It is imported when a row is probed for a device and a layout that it could serve.
 
 FlashInfer's batch decode with a plan is no row: its plan reads the lengths on the host, and a call of `paged_decode_attention` reads them
 on the device. `python -m asv_bench.peers` measures it with the plan made beforehand.
@@ -16,6 +16,8 @@ __all__ = ["SPECS", "probe"]
 _PACKAGE = "flashinfer"
 _CALL = "xqa_batch_decode_with_kv_cache"
 
+_LAYOUT = LayoutRequirement(required=("kv:paged", "kv:row-table", "kv:block-table", "kv:contiguous"))
+
 SPECS = (
     KernelSpec(
         name="flashinfer_xqa_decode",
@@ -27,7 +29,7 @@ SPECS = (
         q_dtypes=("float16", "bfloat16"),
         # Over e4m3 bytes it is not claimed: `python -m asv_bench.peers` measures how far off its results are there.
         kv_dtypes=("float16", "bfloat16"),
-        layout=LayoutRequirement(required=("kv:paged", "kv:row-table", "kv:block-table", "kv:contiguous")),
+        layout=_LAYOUT,
         shape_limits=(
             ShapeLimit("block_size", one_of=(16, 32, 64, 128)),
             ShapeLimit("head_dim", maximum=256, multiple_of=16),
@@ -42,7 +44,8 @@ def probe(request: Request) -> str | None:
     """Why FlashInfer cannot run for `request` on this machine; None where it can."""
     if importlib.util.find_spec(_PACKAGE) is None:
         return "the package flashinfer is not installed (the extra rapid-llm[peers] has it)"
-    if request.device_type != "cuda":
+    # An import of seconds, which a request that other reasons keep out does not need.
+    if request.device_type != "cuda" or not _LAYOUT.accepts(request.layout_tags):
         return None
     try:
         module = importlib.import_module(f"{_PACKAGE}.decode")
