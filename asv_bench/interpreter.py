@@ -1,9 +1,19 @@
-"""Triton's interpreter with a memory, for checks whose time is not looked at: results are the same, and come a third sooner."""
+"""Triton's interpreter in place of a GPU, and with a memory: where times are not looked at, results are the same and a third sooner."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from asv_bench.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 
 def remember_builtins() -> None:
@@ -36,4 +46,24 @@ def remember_builtins() -> None:
         interpreter._patch_builtin = patch_builtin
 
 
-__all__ = ["remember_builtins"]
+@contextlib.contextmanager
+def device_or_interpreter(*, forced: bool = True) -> Iterator[torch.device]:
+    """The GPU, or the CPU with Triton's interpreter turned on.
+
+    Args:
+        forced: Whether the interpreter is the backend that dispatch has to take.
+    """
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    variables = {"TRITON_INTERPRET": "1", **({"RAPID_LLM_FORCE_BACKEND": "triton"} if forced else {})}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield torch.device("cpu")
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+__all__ = ["device_or_interpreter", "remember_builtins"]

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asv_bench import kv_pool, trial_peers, verify
+from asv_bench import kv_pool, trial_peers
+from asv_bench.decode_cells import BLOCK_SIZE, Cell, Prepared, cells, prepare
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import bench, bench_graph, now_s
 from asv_bench.quiet import do_nothing
@@ -35,72 +36,18 @@ ops: Any = LazyModule("rapid_llm.kernels.ops")
 tuned: Any = LazyModule("rapid_llm.kernels.ops.tuned")
 
 KERNEL = "triton_paged_decode"
-_HEADS, _QUICK_HEADS = (32, 8, 128), (4, 2, 16)
-"""num_q_heads, num_kv_heads, head_dim."""
-_BLOCK_SIZE = 16
 _TILES = (
     ("split", (64, 4, 3)), ("split", (128, 4, 2)), ("split", (64, 4, 4)), ("swap", (64, 4, 3)),
     ("split", (64, 4, 2)), ("split", (64, 8, 3)),
 )  # fmt: skip
 """Variant; block_n, num_warps, num_stages."""
+_BOTH = (1, BLOCK_SIZE)
+"""Block sizes of a cell's tables."""
 _REP_MS = 8.0
 _FINAL = 3
 """Configs of a cell that are read again at its end, and tried over a block table."""
 _FINAL_ROUNDS = 2
 _FINAL_SHARE = 0.25
-_MOST_SETS = 64
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A shape with a cache dtype.
-
-    Attributes:
-        label: Such as "32x8k float16".
-        seq_lens: In tokens.
-        kv_dtype: "float16" or "e4m3".
-        heads: num_q_heads, num_kv_heads, head_dim.
-    """
-
-    label: str
-    seq_lens: tuple[int, ...]
-    kv_dtype: str
-    heads: tuple[int, int, int] = _HEADS
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """As a request's."""
-        heads = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), self.heads, strict=True))
-        return {"batch": len(self.seq_lens), "max_seq_len": max(self.seq_lens), **heads}
-
-    @property
-    def row_elements(self) -> int:
-        """Elements of K and V of a token."""
-        _, num_kv_heads, head_dim = self.heads
-        return 2 * num_kv_heads * head_dim
-
-
-_SHAPES: dict[str, tuple[int, ...]] = {
-    "32x32k": (32768,) * 32,
-    "1x1k": (1024,),
-    "ragged 32": tuple(1024 * (1 + (7 * i) % 32) for i in range(32)),
-    "1x8k": (8192,),
-    "1x32k": (32768,),
-    "8x8k": (8192,) * 8,
-    "128x8k": (8192,) * 128,
-    "128x1k": (1024,) * 128,
-    "8x1k": (1024,) * 8,
-    "32x8k": (8192,) * 32,
-    "8x32k": (32768,) * 8,
-}
-_QUICK_SHAPES: dict[str, tuple[int, ...]] = {"1x20": (20,), "ragged 3": (40, 0, 17)}
-
-
-def cells(*, quick: bool) -> list[Cell]:
-    """Every shape with both dtypes, in the order in which they are measured."""
-    shapes = _QUICK_SHAPES if quick else _SHAPES
-    heads = _QUICK_HEADS if quick else _HEADS
-    return [Cell(f"{name} {dtype}", lens, dtype, heads) for name, lens in shapes.items() for dtype in ("float16", "e4m3")]
 
 
 def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
@@ -122,82 +69,6 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
         tried += [made("stream-swap", 64, 4, 3, 2), made("stream", 64, 4, 3, 3, block_s=8)]
     tried = [dataclasses.replace(config, tiles_ahead=ahead) for config in tried for ahead in (config.tiles_ahead, 3 - config.tiles_ahead)]
     return [config for config in dict.fromkeys(tried) if config.problem(sizes, kv_dtype) is None]
-
-
-@dataclass
-class Prepared:
-    """A cell's inputs on the device.
-
-    Attributes:
-        cell: Which.
-        pool: Rows, row tables and lengths.
-        q: [batch, num_q_heads, head_dim].
-        block_tables: One [batch, max_blocks] int32 table a set, of blocks of `_BLOCK_SIZE` rows.
-        outs: [sets, batch, num_q_heads, head_dim].
-        expected: By block size, float64 of the shape of `outs`.
-        moved: Bytes that a call moves, at a block size of 1.
-    """
-
-    cell: Cell
-    pool: kv_pool.PagedPool
-    q: torch.Tensor
-    block_tables: list[torch.Tensor]
-    outs: torch.Tensor
-    expected: dict[int, torch.Tensor]
-    moved: float
-
-    def calls(self, block_size: int) -> list[Call]:
-        """The public call, one a set."""
-        pool = self.pool
-        tables = pool.row_tables if block_size == 1 else self.block_tables
-        k_rows, v_rows = (_whole_blocks(rows, block_size) for rows in (pool.k_rows, pool.v_rows))
-
-        def call(table: torch.Tensor, out: torch.Tensor) -> Call:
-            return lambda: ops.paged_decode_attention(
-                self.q, k_rows, v_rows, table, pool.seq_lens, out=out, block_size=block_size, backend="triton", **pool.scales
-            )
-
-        return [call(table, out) for table, out in zip(tables, self.outs, strict=True)]
-
-    def verified(self, calls: Sequence[Call], block_size: int) -> float:
-        """Makes each call once over poison and compares; raises `VerificationError`."""
-        self.outs.fill_(float("nan"))
-        for call in calls:
-            call()
-        return verify.check_decode(self.outs, self.expected[block_size], kv_dtype=self.cell.kv_dtype)
-
-
-def prepare(cell: Cell, device: torch.device) -> Prepared:
-    """Builds pool, tables and references of a cell."""
-    tokens = sum(cell.seq_lens)
-    num_q_heads, num_kv_heads, head_dim = cell.heads
-    kv_bytes = tokens * cell.row_elements * kv_pool.pool_dtype(cell.kv_dtype).itemsize
-    num_sets = min(_MOST_SETS, kv_pool.num_sets_for(kv_bytes, device))
-    heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    pool = kv_pool.paged_pool(seq_lens=list(cell.seq_lens), kv_dtype=cell.kv_dtype, device=device, num_sets=num_sets, **heads)
-    batch, width = pool.row_tables[0].shape
-    max_blocks = -(-width // _BLOCK_SIZE)
-    blocks = pool.k_rows.shape[0] // _BLOCK_SIZE
-    generator = torch.Generator().manual_seed(5)
-    scattered = torch.randperm(blocks, generator=generator).to(device).int()
-    # Where the pool has too few blocks for all sets and for what no token is in, a block is taken again.
-    a_set = torch.arange(batch * max_blocks, device=device)
-    block_tables = [scattered[(i * len(a_set) + a_set) % blocks].view(batch, max_blocks) for i in range(num_sets)]
-    q = kv_pool.random_values((batch, num_q_heads, head_dim), torch.float16, device, seed=7)
-    inside = torch.arange(_BLOCK_SIZE, dtype=torch.int32, device=device)
-    as_rows = [(table[:, :, None] * _BLOCK_SIZE + inside).flatten(1) for table in block_tables]
-
-    def expected(tables: Sequence[torch.Tensor]) -> torch.Tensor:
-        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
-        return torch.stack([verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **scales) for table in tables])
-
-    outs = torch.empty(num_sets, *q.shape, dtype=q.dtype, device=device)
-    moved = float(kv_bytes + 4 * (tokens + batch) + 2 * q.numel() * q.element_size())
-    return Prepared(cell, pool, q, block_tables, outs, {1: expected(pool.row_tables), _BLOCK_SIZE: expected(as_rows)}, moved)
-
-
-def _whole_blocks(rows: torch.Tensor, block_size: int) -> torch.Tensor:
-    return rows[: rows.shape[0] // block_size * block_size]
 
 
 @dataclass
@@ -234,7 +105,7 @@ class Trial:
                     times[config].append(reading)
         for config in best:
             if now_s() < ends_s or config is best[0]:
-                self.reading(prepared, config, _BLOCK_SIZE)
+                self.reading(prepared, config, BLOCK_SIZE)
 
     def reading(self, prepared: Prepared, config: Any, block_size: int) -> float | None:
         """Verifies and times a config; microseconds, or None where it failed, which is written too."""
@@ -243,8 +114,8 @@ class Trial:
         try:
             with tuned.overridden(KERNEL, config):
                 difference = prepared.verified(calls, block_size)
-                latency_us = self._timed(prepared, calls, poison=lambda: prepared.outs.fill_(float("nan")))
-                verify.check_decode(prepared.outs, prepared.expected[block_size], kv_dtype=prepared.cell.kv_dtype)
+                latency_us = self._timed(prepared, calls, poison=prepared.poison)
+                prepared.check(block_size)
         except Exception as error:  # a config that does not compile, fit or compute is told, and the trial goes on
             self.not_measured(told, error)
             return None
@@ -284,13 +155,24 @@ class Trial:
         self.results.add(told, reason=f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}")
 
 
-def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float) -> None:
-    """Fills Triton's cache in forked processes, which take the cells' configs in turn, on the stand-in of this machine's GPU."""
+def compile_beforehand(
+    chosen: Sequence[Cell], jobs: int, ends_s: float, most: int | None = None, block_sizes: Sequence[int] = _BOTH
+) -> None:
+    """Fills Triton's cache in forked processes, which take the cells' configs in turn, on the stand-in of this machine's GPU.
+
+    Args:
+        chosen: The cells.
+        jobs: Processes.
+        ends_s: When it has to be over, on the clock of `now_s`.
+        most: Only so many configs of each cell, from the rule's on; None takes the whole short list.
+        block_sizes: Of the tables.
+    """
     from asv_bench import compiled
 
     own = compiled.this_device()
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_compile_some, args=(chosen, own, first, jobs)) for first in range(jobs)]
+    entries = _to_compile(chosen, most, block_sizes)
+    workers = [context.Process(target=_compile_some, args=(entries[first::jobs], own)) for first in range(jobs)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -300,7 +182,7 @@ def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float) -> None
             worker.join()
 
 
-def _compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step: int) -> None:
+def _compile_some(entries: Sequence[tuple[Cell, Any, int]], own: dict[str, Any]) -> None:
     from triton.runtime.jit import JITFunction
 
     from asv_bench.stand_in import DEVICES, standing_in
@@ -315,22 +197,22 @@ def _compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step:
 
     JITFunction.run = compiled_only
     with standing_in(device) as cuda:
-        for cell, config, block_size in _to_compile(chosen)[first::step]:
+        for cell, config, block_size in entries:
             try:
                 _call_on_stand_in(cell, config, block_size, cuda)
             except Exception as error:  # the trial meets it again, and tells it
                 print(f"compiling for {cell.label}: {type(error).__name__}", file=sys.stderr)
 
 
-def _to_compile(chosen: Sequence[Cell]) -> list[tuple[Cell, Any, int]]:
+def _to_compile(chosen: Sequence[Cell], most: int | None = None, block_sizes: Sequence[int] = _BOTH) -> list[tuple[Cell, Any, int]]:
     """One call for each thing that has to be compiled: configs best guess first, those over a block table later."""
     ranked: dict[tuple[Any, ...], tuple[int, Cell, Any, int]] = {}
     for cell in chosen:
         narrow = _rows_of(cell) * cell.row_elements // (2 if cell.kv_dtype == "e4m3" else 1) < 2**31
-        for rank, config in enumerate(short_list(cell.sizes, cell.kv_dtype)):
-            for block_size in (1, _BLOCK_SIZE):
+        for rank, config in enumerate(short_list(cell.sizes, cell.kv_dtype)[:most]):
+            for block_size in block_sizes:
                 same = dataclasses.replace(config, num_splits=None, programs_per_sm=1)
-                key = (same, cell.kv_dtype, narrow, len(cell.seq_lens) // 32, block_size)
+                key = (same, cell.kv_dtype, cell.heads, narrow, len(cell.seq_lens) // 32, block_size)
                 ranked.setdefault(key, (rank + (_FINAL if block_size > 1 else 0), cell, config, block_size))
     return [(cell, config, block_size) for _, cell, config, block_size in sorted(ranked.values(), key=lambda entry: entry[0])]
 
@@ -346,7 +228,7 @@ def _call_on_stand_in(cell: Cell, config: Any, block_size: int, cuda: torch.devi
     num_q_heads, num_kv_heads, head_dim = cell.heads
     rows = -(-_rows_of(cell) // block_size) * block_size
     pool = torch.empty(rows, 2 * num_kv_heads, head_dim, dtype=kv_pool.pool_dtype(cell.kv_dtype), device=cuda)
-    q = torch.empty(batch, num_q_heads, head_dim, dtype=torch.float16, device=cuda)
+    q = torch.empty(batch, num_q_heads, head_dim, dtype=cell.q_dtype, device=cuda)
     table = torch.empty(batch, -(-max(cell.seq_lens) // block_size), dtype=torch.int32, device=cuda)
     lens = torch.empty(batch, dtype=torch.int32, device=cuda)
     scales = {"k_scale": 0.5, "v_scale": 0.25} if cell.kv_dtype == "e4m3" else {}

@@ -32,8 +32,10 @@ _REMEMBERING = (
     "rapid_llm.kernels.launch",
     "rapid_llm.kernels.paged_decode",
     "rapid_llm.kernels.workspace",
+    "rapid_llm.kernels.ops.accepted",
     "rapid_llm.kernels.ops.attention",
     "rapid_llm.kernels.ops.checks",
+    "rapid_llm.kernels.ops.kv",
 )
 """Modules of the library that remember a device."""
 
@@ -165,10 +167,11 @@ class _Generator(torch.Generator):
 
 def _forget_the_device(*modules: ModuleType) -> None:
     """Clears what the library has cached of a device."""
+    own = {module.__name__ for module in modules}
     for module in modules:
         for value in vars(module).values():
             clear: Callable[[], None] | None = getattr(value, "cache_clear", None)
-            if clear is not None and not isinstance(value, type) and getattr(value, "__module__", None) == module.__name__:
+            if clear is not None and not isinstance(value, type) and getattr(value, "__module__", None) in own:
                 clear()
 
 

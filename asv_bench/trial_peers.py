@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asv_bench import kv_pool
@@ -16,7 +17,11 @@ else:
 functional: Any = LazyModule("torch.nn.functional")
 attention: Any = LazyModule("torch.nn.attention")
 
+dynamo: Any = LazyModule("torch._dynamo")
+flex_attention: Any = LazyModule("torch.nn.attention.flex_attention")
+
 Call = Callable[[], object]
+Attention = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 def peers(q: torch.Tensor, pool: kv_pool.PagedPool, outs: torch.Tensor) -> Iterator[tuple[str, list[Call], list[Call]]]:
@@ -24,35 +29,77 @@ def peers(q: torch.Tensor, pool: kv_pool.PagedPool, outs: torch.Tensor) -> Itera
 
     There is none for an e4m3 cache and for lengths that differ.
 
-    K and V of each set are gathered beforehand to [batch, num_kv_heads, max_seq_len, head_dim].
-
     Args:
         q: [batch, num_q_heads, head_dim].
         pool: The cell's.
         outs: [sets, batch, num_q_heads, head_dim].
     """
-    lens = pool.seq_lens.tolist()
-    if pool.k_rows.dtype == torch.uint8 or len(set(lens)) > 1:
+    if not_contiguous(pool) is not None:
         return
-    gathered = [[rows[table.long()].transpose(1, 2).contiguous() for rows in (pool.k_rows, pool.v_rows)] for table in pool.row_tables]
-    query = q[:, :, None]
+    sets = gathered(pool)
+    for name, backend in sdpa_backends(q.device).items():
+        yield name, *contiguous_calls(sdpa(backend), q, sets, outs)
+
+
+def not_contiguous(pool: kv_pool.PagedPool) -> str | None:
+    """Why torch's attentions cannot attend what a pool's tables name, gathered or not; None where they can."""
+    if pool.k_rows.dtype == torch.uint8:
+        return "it takes no e4m3 bytes"
+    return None if len(set(pool.seq_lens.tolist())) == 1 else "it takes sequences of one length"
+
+
+def gathered(pool: kv_pool.PagedPool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """K and V of each set, copied to [batch, num_kv_heads, max_seq_len, head_dim]."""
+    sets = []
+    for table in pool.row_tables:
+        k, v = (rows[table.long()].transpose(1, 2).contiguous() for rows in (pool.k_rows, pool.v_rows))
+        sets.append((k, v))
+    return sets
+
+
+def sdpa_backends(device: torch.device) -> dict[str, Any]:
+    """The backends of SDPA that are held against, by name."""
     backends = attention.SDPBackend
-    named = {"sdpa-cudnn": backends.CUDNN_ATTENTION, "sdpa-flash": backends.FLASH_ATTENTION}
-    if q.device.type != "cuda":
-        named = {"sdpa-math": backends.MATH}
+    if device.type != "cuda":
+        return {"sdpa-math": backends.MATH}
+    return {"sdpa-cudnn": backends.CUDNN_ATTENTION, "sdpa-flash": backends.FLASH_ATTENTION}
 
-    def attended(backend: Any, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+
+def sdpa(backend: Any) -> Attention:
+    """SDPA by one backend of it, which raises where it cannot serve."""
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with attention.sdpa_kernel(backend):
-            return functional.scaled_dot_product_attention(query, k, v, enable_gqa=True)  # type: ignore[no-any-return]
+            return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # type: ignore[no-any-return]
 
-    for name, backend in named.items():
-        # The result is an output of its own, as torch makes it: copying it is no part of what is timed.
-        timed: list[Call] = [lambda k=k, v=v, backend=backend: attended(backend, k, v) for k, v in gathered]  # type: ignore[misc]
-        checked: list[Call] = [
-            lambda call=call, out=out: out.copy_(call()[:, :, 0])  # type: ignore[misc]
-            for call, out in zip(timed, outs, strict=True)
-        ]
-        yield name, timed, checked
+    return attended
+
+
+def flex() -> Attention:
+    """flex_attention without a score modification, compiled anew: each shape is a compilation of its own, and torch keeps only some."""
+    dynamo.reset()
+    compiled: Attention = functools.partial(torch.compile(flex_attention.flex_attention, dynamic=False), enable_gqa=True)
+    return compiled
+
+
+def contiguous_calls(
+    attend: Attention, q: torch.Tensor, sets: Sequence[tuple[torch.Tensor, torch.Tensor]], outs: torch.Tensor
+) -> tuple[list[Call], list[Call]]:
+    """A call a set, and the same with a copy of its result to `outs`: the result is an output of its own, whose copy is not to be timed.
+
+    Args:
+        attend: Takes q [batch, num_q_heads, 1, head_dim], K and V.
+        q: [batch, num_q_heads, head_dim].
+        sets: Of `gathered`.
+        outs: [sets, batch, num_q_heads, head_dim].
+    """
+    query = q[:, :, None]
+    timed: list[Call] = [lambda k=k, v=v: attend(query, k, v) for k, v in sets]  # type: ignore[misc]
+    checked: list[Call] = [
+        lambda call=call, out=out: out.copy_(call()[:, :, 0])  # type: ignore[misc]
+        for call, out in zip(timed, outs, strict=True)
+    ]
+    return timed, checked
 
 
 def bare_launch(call: Call) -> Call:

@@ -24,19 +24,20 @@ SCHEMA = "rapid_llm/trial/1"
 class Results:
     """The results so far."""
 
-    def __init__(self, path: Path, device: torch.device, *, quick: bool) -> None:
+    def __init__(self, path: Path, device: torch.device, *, quick: bool, schema: str = SCHEMA) -> None:
         """Measures the device's ceilings, and begins the file.
 
         Args:
             path: Of the file; its folder is made.
             device: Where it is measured.
             quick: Whether the shapes are tiny, so that the figures say nothing.
+            schema: Of the file.
         """
         self._path = path
         self.read_gb_per_s = measured_ceilings(device).read
         known = environment.collect_environment(device)
         self._head = {
-            "schema": SCHEMA,
+            "schema": schema,
             "quick": quick,
             "interpreted": device.type != "cuda",
             "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
@@ -71,6 +72,11 @@ class Results:
         self._write()
         print(line(row), flush=True)
 
+    def note(self, **more: Any) -> None:
+        """Writes more beside the results, by name."""
+        self._head |= more
+        self._write()
+
     def best(self, cell: str, what: str, block_size: int | None) -> dict[str, Any] | None:
         """The result with the smallest median time; of a config that was read several times the times are put together."""
         return min(self._medians(cell, what, block_size), key=lambda row: row["latency_us"], default=None)
@@ -103,9 +109,18 @@ class Results:
         return [sorted(rows, key=lambda row: row["latency_us"])[len(rows) // 2] for rows in by_config.values()]
 
     def _write(self) -> None:
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        beside.write_text(json.dumps({**self._head, "results": self.rows}, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, self._path)
+        write_strictly(self._path, {**self._head, "results": self.rows})
+
+
+def write_strictly(path: Path, data: dict[str, Any]) -> None:
+    """Replaces a file by strict JSON of `data`, at once: a process that dies leaves the file as it was.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(data, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -9,18 +9,17 @@ paged decode at serving shapes and stores no config (`asv_bench/kernel_trial.py`
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asv_bench import bench_kv_write, bench_paged_decode
+from asv_bench.interpreter import device_or_interpreter
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import bench_graph
 from asv_bench.suite import Case, Suite, case_with
@@ -105,16 +104,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status: 0, 1 where a case could not be tuned, 2 where nothing is selected."""
     given = list(sys.argv[1:] if argv is None else argv)
     if "--trial-write" in given:
-        return int(write_trial.main([argument for argument in given if argument != "--trial-write"], _device))
+        return int(write_trial.main([argument for argument in given if argument != "--trial-write"], device_or_interpreter))
     if "--trial" in given:
-        return int(kernel_trial.main([argument for argument in given if argument != "--trial"], _device))
+        return int(kernel_trial.main([argument for argument in given if argument != "--trial"], device_or_interpreter))
     parser = argparse.ArgumentParser(prog="python -m asv_bench.tune", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--select", default="", help="regular expression over the case labels")
     parser.add_argument("--store", type=Path, help="file to write; on a GPU the packaged file of this device by default")
     parser.add_argument("--trial", action="store_true", help="instead measure the variants of paged decode; see --trial --help")
     parser.add_argument("--trial-write", action="store_true", help="instead measure configs of the KV write; see --trial-write --help")
     arguments = parser.parse_args(given)
-    with _device() as device:
+    with device_or_interpreter() as device:
         chosen = [(suite, case) for suite, case in cases(device.type) if re.search(arguments.select, case.label)]
         if not chosen:
             print(f"--select {arguments.select!r} finds no case; leave it out to see them all", file=sys.stderr)
@@ -161,22 +160,6 @@ def _environment(device: torch.device) -> dict[str, Any]:
     known = environment.collect_environment(device)
     kept = {name: known[name] for name in ("driver", "cuda", "torch", "triton", "python", "commit")}
     return {**kept, "device": known["device"]["name"], "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"}
-
-
-@contextlib.contextmanager
-def _device() -> Iterator[torch.device]:
-    """The GPU, or the CPU with Triton's interpreter as the backend that dispatch has to take."""
-    if torch.cuda.is_available():
-        yield torch.device("cuda")
-        return
-    variables = {"TRITON_INTERPRET": "1", "RAPID_LLM_FORCE_BACKEND": "triton"}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield torch.device("cpu")
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asv_bench.mutation.fault import DECODE, DECODE_E4M3, GPU_ONLY, Edit, Fault
+from asv_bench.mutation.fault import DECODE, DECODE_E4M3, DECODE_WRITE, GPU_ONLY, PREFILL, Edit, Fault
 
 _TILE = "rapid_llm/kernels/decode_tile.py"
 _SPLIT = "rapid_llm/kernels/decode_split.py"
@@ -261,9 +261,9 @@ FAULTS = (
     Fault(
         "kept-addresses",
         "A like call is launched with the addresses of the first.",
-        _SHORT,
+        {**_SHORT, PREFILL: ("fp16",), DECODE_WRITE: ("fp16",)},
         (Edit(_DIRECT, "chosen.launch(*pointers, ", "chosen.launch(*vars(Launches.again).setdefault(id(self), pointers), "),),
-        reason=_OFF,
+        reason=f"{_OFF}|KV write, . half",
         devices=GPU_ONLY,
     ),
     Fault(

@@ -32,7 +32,7 @@ _V_LOADS = (
     "    else:\n        v = _load(v_ptr, token, head, column, v_token_stride, v_head_stride, within)\n",
 )
 """The loads of V, likewise."""
-_HEAD = "    num_tokens, num_kv_heads, head_dim = k.shape\n"
+_HEAD = "    tensors = (k, v, slot_mapping, k_rows, v_rows)\n"
 
 
 def _kernel(name: str, what: str, old: str, new: str, *, rows: Mapping[str, tuple[str, ...]] = _BOTH, reason: str = _DIFFER) -> Fault:
@@ -98,7 +98,7 @@ FAULTS = (
         "ignored-slot-mapping",
         "Tokens go to neighbouring rows from the first slot on.",
         _HEAD,
-        f"{_HEAD}    slot_mapping = (slot_mapping[:1] + torch.arange(num_tokens, device=k.device)) % k_rows.shape[0]\n",
+        f"    slot_mapping = (slot_mapping[:1] + torch.arange(k.shape[0], device=k.device)) % k_rows.shape[0]\n{_HEAD}",
         rows={PREFILL: (), DECODE_WRITE: ()},
         reason="half|have changed",
     ),

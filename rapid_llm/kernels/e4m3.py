@@ -154,6 +154,7 @@ def _convert_to_e4m3(quotient, signs):
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def scale_factors(dtype: torch.dtype, *scales: float) -> tuple[tuple[tuple[float, float], ...], bool]:
     """What `narrow_to_e4m3` divides by scales with.
 

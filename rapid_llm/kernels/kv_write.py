@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.configs import WriteConfig, choose_write_config
+from rapid_llm.kernels.direct_launch import Launches
 from rapid_llm.kernels.e4m3 import narrow_to_e4m3, scale_factors
 from rapid_llm.kernels.launch import has_e4m3_convert
 
@@ -19,12 +20,12 @@ def kv_write_kernel(
     slot_ptr,
     k_rows_ptr,
     v_rows_ptr,
-    num_tokens,
-    num_rows,
     k_factor,
     k_rest,
     v_factor,
     v_rest,
+    num_tokens,
+    num_rows,
     k_token_stride,
     k_head_stride,
     v_token_stride,
@@ -109,31 +110,48 @@ def kv_write(
     k_scale: float,
     v_scale: float,
     config: WriteConfig | None = None,
+    memory: dict[bool, Launches] | None = None,
 ) -> None:
     """Launches `kv_write_kernel`; see `rapid_llm.kernels.ops.kv.kv_write`, which validates.
 
     Args:
         k, v, slot_mapping, k_rows, v_rows, k_scale, v_scale: As there, none None.
         config: Tuned tile sizes; None means `choose_write_config`.
+        memory: What like calls share (`rapid_llm.kernels.ops.spec.KernelSpec.remembers`), empty in the first; None where there are none.
     """
+    tensors = (k, v, slot_mapping, k_rows, v_rows)
+    ((k_factor, k_rest), (v_factor, v_rest)), divide = scale_factors(k.dtype, k_scale, v_scale)
+    factors = (k_factor, k_rest, v_factor, v_rest)
+    # Like calls may differ in scales, and these decide whether the kernel divides.
+    launches = None if memory is None else memory.get(divide)
+    if launches is None:
+        launches = _planned(*tensors, divide, config)
+        if memory is not None:
+            memory[divide] = launches
+    pointers = (k.data_ptr(), v.data_ptr(), slot_mapping.data_ptr(), k_rows.data_ptr(), v_rows.data_ptr())
+    if memory is not None and launches.again(pointers, factors):
+        return
+    launches.first(tensors, factors, keep=memory is not None)
+
+
+def _planned(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_rows: torch.Tensor,
+    v_rows: torch.Tensor,
+    divide: bool,
+    config: WriteConfig | None,
+) -> Launches:
+    """A call but for its tensors and scales; arguments as of `kv_write`, `divide` as of `scale_factors`."""
     num_tokens, num_kv_heads, head_dim = k.shape
     num_elements = num_kv_heads * head_dim
     e4m3 = k_rows.dtype == torch.uint8
     config = config or choose_write_config(num_tokens, num_elements, e4m3=e4m3)
     grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)
-    ((k_factor, k_rest), (v_factor, v_rest)), divide = scale_factors(k.dtype, k_scale, v_scale)
-    kv_write_kernel[grid](
-        k,
-        v,
-        slot_mapping,
-        k_rows,
-        v_rows,
+    integers = (
         num_tokens,
         k_rows.shape[0],
-        k_factor,
-        k_rest,
-        v_factor,
-        v_rest,
         k.stride(0),
         k.stride(1),
         v.stride(0),
@@ -143,13 +161,16 @@ def kv_write(
         k_rows.stride(1),
         v_rows.stride(0),
         v_rows.stride(1),
-        NUM_ELEMENTS=num_elements,
-        HEAD_DIM=head_dim,
-        TOKENS=config.tokens,
-        BLOCK=config.block,
-        TOGETHER=config.halves == 2,
-        E4M3=e4m3,
-        CONVERT=has_e4m3_convert(k.device),
-        DIVIDE=divide,
-        num_warps=config.num_warps,
     )
+    constants = {
+        "NUM_ELEMENTS": num_elements,
+        "HEAD_DIM": head_dim,
+        "TOKENS": config.tokens,
+        "BLOCK": config.block,
+        "TOGETHER": config.halves == 2,
+        "E4M3": e4m3,
+        "CONVERT": has_e4m3_convert(k.device),
+        "DIVIDE": divide,
+        "num_warps": config.num_warps,
+    }
+    return Launches(kv_write_kernel, grid, integers, constants, k.device)

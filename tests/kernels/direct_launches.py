@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,7 @@ from rapid_llm.kernels.ops.tuned import overridden
 from tests.kernels.stub_driver import Launch, StubDriver, installed
 
 Call = Callable[[], object]
+Case = Callable[["Bench"], list[str]]
 NAME = "triton_paged_decode"
 HEADS, GROUP, HEAD_DIM = 2, 4, 64
 
@@ -178,16 +179,29 @@ def every_alignment_and_stride(bench: Bench) -> list[str]:
 
 
 def what_decides(bench: Bench) -> list[str]:
-    """The environment, registry, perf provider, a forced config and the device: each is seen by the next call."""
-    problems, call = [], decode(seq_len=32)
+    """As `seen`, of a decode call."""
+    return seen(bench, decode(seq_len=32), NAME, choose_config(GROUP, HEAD_DIM, e4m3=False, variant="stream"), attention)
+
+
+def seen(bench: Bench, call: Call, name: str, config: Any, op: Any) -> list[str]:
+    """The environment, registry, perf provider, a forced config and the device: each is seen by the next call.
+
+    Args:
+        bench: Makes the calls.
+        call: A public call.
+        name: Its KernelSpec's.
+        config: Another than the rule's.
+        op: Module of the public call.
+    """
+    problems = []
     plain = bench.differences({"plain": call}) or bench.made(call)[0]
     if isinstance(plain, list):
         return plain
-    with overridden(NAME, choose_config(GROUP, HEAD_DIM, e4m3=False, variant="stream")):
+    with overridden(name, config):
         if bench.made(call)[0].kernel is plain.kernel:
             problems.append("a forced config was not seen")
     asked: list[str] = []
-    original = attention.dispatch
+    original = op.dispatch
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         asked.append("")
@@ -203,12 +217,12 @@ def what_decides(bench: Bench) -> list[str]:
         if asked:
             problems.append(f"{what}: the new decision was not kept")
 
-    with mock.patch.object(attention, "dispatch", noted):
+    with mock.patch.object(op, "dispatch", noted):
         is_seen("the end of a forced config")
         set_perf_provider(None)
         is_seen("a perf provider")
         with registry.isolated():
-            registry.record_golden(NAME, None)
+            registry.record_golden(name, None)
             is_seen("a golden record")
         is_seen("the registry as it was")
         for variable in (FORCE_BACKEND_VARIABLE, "RAPID_LLM_CONFIG_DIR"):
@@ -228,11 +242,21 @@ def what_decides(bench: Bench) -> list[str]:
 
 
 def what_takes_the_ordinary_path(bench: Bench) -> list[str]:
-    """Whatever Triton would do besides looking the kernel up: then it is asked."""
-    call = decode(seq_len=32)
+    """As `asked`, of a decode call."""
+    return asked(bench, decode(seq_len=32), decode(seq_len=64), decode(batch=5, seq_len=32))
+
+
+def asked(bench: Bench, call: Call, new: Call, third: Call) -> list[str]:
+    """Whatever Triton would do besides looking the kernel up: then it is asked.
+
+    Args:
+        bench: Makes the calls.
+        call: A public call.
+        new, third: Calls of two other forms, which the same kernel serves.
+    """
     problems = bench.differences({"plain": call})
     plain = bench.made(call)[0]
-    kernel: Any = paged_decode_kernel if plain.kernel.src.fn is paged_decode_kernel else paged_decode_stream_kernel
+    kernel: Any = plain.kernel.src.fn
     hooked: list[object] = []
 
     def hook(*args: Any, **kwargs: Any) -> None:
@@ -267,21 +291,20 @@ def what_takes_the_ordinary_path(bench: Bench) -> list[str]:
             problems.append(f"after {name}: {'another launch' if direct else 'not direct'}")
     if not hooked:
         problems.append("no hook was called")
-    new = decode(seq_len=64)
     with mock.patch.object(runtime, "debug", True):
         under = [bench.made(new)[0].kernel for _ in range(2)]
     if bench.made(new)[0].kernel in under:
         problems.append("what was compiled for debugging is launched without it")
-    problems += _a_changed_global(bench, kernel)
+    problems += _a_changed_global(bench, kernel, third)
     with installed(StubDriver()):
         if bench.made(call)[1]:
             problems.append("launched directly under another driver")
     return problems
 
 
-def _a_changed_global(bench: Bench, kernel: Any) -> list[str]:
+def _a_changed_global(bench: Bench, kernel: Any, call: Call) -> list[str]:
     """Triton refuses to launch a kernel whose code read a global that has changed since."""
-    call, namespace = decode(batch=5, seq_len=32), {"_GLOBAL": 1}
+    namespace = {"_GLOBAL": 1}
     with mock.patch.object(kernel, "used_global_vals", {("_GLOBAL", id(namespace)): (1, namespace)}):
         bench.made(call)
         if not bench.made(call)[1]:
@@ -325,7 +348,7 @@ def _at(addresses: Iterator[int], place: int) -> Any:
     )
 
 
-def _shapes_only(*arguments: Any) -> tuple[Any, ...]:
+def shapes_only(*arguments: Any) -> tuple[Any, ...]:
     """A call form that forgets strides, dtypes, and what decides."""
     return tuple(one.shape if isinstance(one, torch.Tensor) else one for one in arguments)
 
@@ -334,16 +357,17 @@ CASES = (every_variant, every_alignment_and_stride, what_decides, what_takes_the
 MUTANTS: dict[str, Callable[[], Any]] = {
     "alignment": lambda: mock.patch.object(direct_launch, "_alignment", return_value=()),
     "state": lambda: mock.patch.object(direct_launch.Launches, "_is_plain", return_value=True),
-    "form": lambda: mock.patch.object(attention, "_call_key", _shapes_only),
+    "form": lambda: mock.patch.object(attention, "_call_key", shapes_only),
 }
 
 
-def main(mutant: str | None) -> None:
+def told_of(cases: Sequence[Case], kernels: Sequence[Any], mutated: Callable[[], Any]) -> dict[str, list[str]]:
+    """What each case finds, on a driver of its own, under a context of `mutated`; `kernels` are those that are launched."""
     told = {}
-    for case in CASES:
+    for case in cases:
         driver = StubDriver()
-        with standing_in(DEVICES["sm_90"]), installed(driver), MUTANTS[mutant]() if mutant else contextlib.nullcontext():
-            for kernel in (paged_decode_kernel, paged_decode_stream_kernel):
+        with standing_in(DEVICES["sm_90"]), installed(driver), mutated():
+            for kernel in kernels:
                 kernel.device_caches.clear()
             first = direct_launch.Launches.first
             try:
@@ -352,8 +376,9 @@ def main(mutant: str | None) -> None:
                 told[case.__name__] = [str(error)]
             finally:
                 direct_launch.Launches.first = first  # type: ignore[method-assign]
-    print(json.dumps(told))
+    return told
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:] or [None])
+    mutated = MUTANTS[sys.argv[1]] if sys.argv[1:] else contextlib.nullcontext
+    print(json.dumps(told_of(CASES, (paged_decode_kernel, paged_decode_stream_kernel), mutated)))

@@ -1,8 +1,8 @@
 """A driver of Triton that compiles and launches nothing, and notes what would have been: for the host's part of a launch, without a GPU.
 
-`python -m tests.kernels.stub_driver` prints what a call of the public decode op costs the host beside the bare `JITFunction.run` that
-an ordinary call ends in, both with nothing behind the launcher, in microseconds. It stands on tensors of the CPU, so that what torch asks
-of a CUDA device (stream, capture, current device) is not in it.
+`python -m tests.kernels.stub_driver` prints what a call of the public decode and write ops costs the host beside the bare
+`JITFunction.run` that an ordinary call ends in, both with nothing behind the launcher, in microseconds. It stands on tensors of the CPU,
+so that what torch asks of a CUDA device (stream, capture, current device) is not in it.
 """
 
 import contextlib
@@ -96,10 +96,10 @@ def _median_us(call: Callable[[], object]) -> float:
 
 
 def times_us() -> dict[str, dict[str, float]]:
-    """Of a public call and of its bare launch, for a 1 x 1k call of fp16 and e4m3 caches, one split and several."""
+    """Of a public call and of its bare launch, fp16 and e4m3: a 1 x 1k decode, one split and several, and a write of 64 tokens."""
     from asv_bench.trial_peers import bare_launch
     from rapid_llm.kernels.configs import choose_config
-    from rapid_llm.kernels.ops import attention, dispatch, paged_decode_attention, registry
+    from rapid_llm.kernels.ops import attention, dispatch, kv_write, paged_decode_attention, registry
     from rapid_llm.kernels.ops.tuned import overridden
 
     spec = registry.get("triton_paged_decode")
@@ -112,6 +112,15 @@ def times_us() -> dict[str, dict[str, float]]:
                 torch.zeros(1, 1024, dtype=torch.int32), torch.ones(1, dtype=torch.int32),
             )  # fmt: skip
             out = torch.empty_like(tensors[0])
+            qkv, slots = torch.zeros(64, 48, 128, dtype=torch.float16), torch.arange(64, dtype=torch.int32)
+            new = (qkv[:, 32:40], qkv[:, 40:], slots, *tensors[1:3])
+            scales = {"k_scale": 0.5, "v_scale": 0.25} if name == "e4m3" else {}
+
+            def write() -> object:
+                return kv_write(*new, backend="triton", **scales)  # noqa: B023
+
+            write()
+            told[f"{name} write"] = {"public op": round(_median_us(write), 2), "bare run": round(_median_us(bare_launch(write)), 2)}
             for variant in ("split", "stream"):
                 with overridden(spec.name, choose_config(4, 128, e4m3=name == "e4m3", variant=variant)):
 

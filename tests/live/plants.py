@@ -169,7 +169,7 @@ _KV_HEAD = "    kv_head = tl.program_id(0) // GROUP_BLOCKS\n"
 _PLACE = "    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)\n"
 _WRITE_ARGUMENTS = '    DIVIDE: tl.constexpr,\n):\n    """One program'
 _GRID = "    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)\n"
-_WARPS = "        num_warps=config.num_warps,\n    )\n"
+_WARPS = '        "num_warps": config.num_warps,\n    }\n'
 _ALLOCATE = '        check_count("alloc_kvcache_index", "num_tokens", num_tokens)\n'
 
 
@@ -203,7 +203,7 @@ def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
         ),
         Edit(path, _PLACE, block),
         Edit(path, _GRID, grid),
-        Edit(path, _WARPS, f"        PLANTED_STEPS={knobs['launch']} if few else 0,\n        PLANTED_MORE=not few,\n{_WARPS}"),
+        Edit(path, _WARPS, f'        "PLANTED_STEPS": {knobs["launch"]} if few else 0,\n        "PLANTED_MORE": not few,\n{_WARPS}'),
     ]
 
 
@@ -213,7 +213,7 @@ def _loop(count: str) -> str:
 
 def _in_calls(knobs: Mapping[str, int]) -> list[Edit]:
     """The same slow-downs for a CPU device, in the public calls."""
-    load = "    run = selection.spec.load()\n    if k.numel() > 0:\n"
+    load = "    if k.numel() > 0:\n        accepted.run(k,"
     few = f"k.shape[0] < {_FEW_TOKENS // 8}"
     write = f"{knobs['launch']} if {few} else {knobs['prefill_e4m3']} if quantised else {knobs['prefill_fp16']}"
     made = "    if out is None:\n        out = torch.empty(q.shape"

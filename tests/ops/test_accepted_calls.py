@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rapid_llm.errors import BackendError, DTypeError, RapidLLMError, ScaleError, ShapeError
-from rapid_llm.kernels.ops import attention, paged_decode_attention, registry, spec
+from rapid_llm.kernels.ops import attention, kv, kv_write, paged_decode_attention, registry, spec
 from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, decision_state, set_perf_provider
 from rapid_llm.kernels.ops.tuned import overridden
 
@@ -184,3 +184,99 @@ def test_every_way_to_change_the_environment_is_seen(monkeypatch: pytest.MonkeyP
         states.append(decision_state())
     assert [state == without for state in states] == [True, False, False, True, False, True, True, True]
     assert len({states[1], states[2], states[4]}) == 3
+
+
+def writing(**changes: Any) -> Arguments:
+    pool = torch.zeros(12, 4, 16).half()
+    made = {
+        "k": torch.randn(3, 2, 16).half(),
+        "v": torch.randn(3, 2, 16).half(),
+        "slot_mapping": torch.tensor([4, 1, 3]),
+        "k_rows": pool[:, :2],
+        "v_rows": pool[:, 2:],
+    }
+    return {**made, **changes}
+
+
+@pytest.fixture
+def validated_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by an entry for each write that is validated."""
+    seen: list[str] = []
+    original = kv.write_request
+
+    def counted(*args: Any) -> Any:
+        seen.append("validated")
+        return original(*args)
+
+    monkeypatch.setattr(kv, "write_request", counted)
+    kv._accepted.cache_clear()
+    return seen
+
+
+def test_a_like_write_is_validated_once_and_writes_its_own_rows(validated_writes: list[str]) -> None:
+    for _ in range(3):
+        made = writing()
+        kv_write(**made)
+        assert torch.equal(made["k_rows"][made["slot_mapping"]], made["k"])
+        assert torch.equal(made["v_rows"][made["slot_mapping"]], made["v"])
+    assert validated_writes == ["validated"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"k": torch.zeros(3, 4, 16).half()[:, :2]},
+        {"v": torch.zeros(3, 4, 16).half()[:, :2]},
+        {"k": torch.zeros(4, 2, 16).half(), "v": torch.zeros(4, 2, 16).half(), "slot_mapping": torch.arange(4)},
+        {"slot_mapping": torch.tensor([4, 1, 3], dtype=torch.int32)},
+        {"slot_mapping": torch.arange(6)[::2]},
+        {"k_rows": torch.zeros(12, 2, 16).half()},
+        {"k_rows": torch.zeros(13, 2, 16).half(), "v_rows": torch.zeros(13, 2, 16).half()},
+        {"k_rows": torch.zeros(12, 2, 16, dtype=torch.uint8), "v_rows": torch.zeros(12, 2, 16, dtype=torch.uint8)},
+        {"backend": "torch"},
+    ],
+)
+def test_a_write_that_differs_is_validated_again(validated_writes: list[str], changes: Arguments) -> None:
+    kv_write(**writing())
+    kv_write(**writing(**changes))
+    assert len(validated_writes) == 2
+
+
+def test_what_decides_for_a_write_is_looked_at_in_every_call(validated_writes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kv_write(**writing())
+    set_perf_provider(set_perf_provider(None))
+    kv_write(**writing())
+    with overridden("triton_kv_write", None):
+        kv_write(**writing())
+    assert len(validated_writes) == 3
+    monkeypatch.setenv(FORCE_BACKEND_VARIABLE, "nobody")
+    with pytest.raises(BackendError):
+        kv_write(**writing())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"k": None}, ShapeError),
+        ({"v": torch.zeros(3, 2, 16)}, ShapeError),
+        ({"k": torch.zeros(3, 2, 16), "v": torch.zeros(3, 2, 16)}, DTypeError),
+        ({"slot_mapping": torch.zeros(3)}, DTypeError),
+        ({"slot_mapping": torch.zeros(2, dtype=torch.int64)}, ShapeError),
+        ({"slot_mapping": [1, 2, 3]}, ShapeError),
+        ({"v_rows": torch.zeros(12, 2, 16).bfloat16()}, DTypeError),
+        ({"k_scale": 1.0}, ScaleError),
+    ],
+)
+def test_a_wrong_write_after_a_right_one_is_refused(changes: Arguments, error: type[RapidLLMError]) -> None:
+    for _ in range(2):
+        kv_write(**writing())
+        with pytest.raises(error, match=r"^kv_write expected"):
+            kv_write(**writing(**changes))
+
+
+def test_a_write_to_a_cache_of_one_row_has_no_memory(validated_writes: list[str]) -> None:
+    row = torch.zeros(1, 4, 16).half()
+    for _ in range(2):
+        kv_write(**writing(k_rows=row[:, :2], v_rows=row[:, 2:], slot_mapping=torch.tensor([0, -1, -1])))
+    assert len(validated_writes) == 2
+    assert kv._accepted.known == {}

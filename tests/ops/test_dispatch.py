@@ -189,10 +189,10 @@ def test_an_argument_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_unknown_backend_names_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     add("torch_row")
-    with pytest.raises(BackendError, match='torch, triton, got backend="cuda"'):
+    with pytest.raises(BackendError, match='sdpa-math, torch, triton, got backend="cuda"'):
         dispatch(REQUEST, backend="cuda")
     monkeypatch.setenv(FORCE_BACKEND_VARIABLE, "trition")
-    with pytest.raises(BackendError, match="torch, triton, got RAPID_LLM_FORCE_BACKEND=trition"):
+    with pytest.raises(BackendError, match="sdpa-math, torch, triton, got RAPID_LLM_FORCE_BACKEND=trition"):
         dispatch(REQUEST)
 
 

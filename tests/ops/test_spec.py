@@ -133,7 +133,7 @@ def test_declaring_specs_imports_no_triton() -> None:
     """R1: the rows are declarations; their kernels are imported at the first call."""
     script = "import sys; from rapid_llm.kernels import backends; print('triton' in sys.modules, len(backends.SPECS))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "8"]
+    assert done.stdout.split() == ["False", "12"]
 
 
 def test_the_package_imports_no_torch() -> None:

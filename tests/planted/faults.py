@@ -55,7 +55,7 @@ class Fault:
             file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
 
 
-_WRITE_CALL = "        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)\n"
+_WRITE_CALL = "        accepted.run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **accepted.options)\n"
 _LAUNCH_END = "    plan.launches.first((q, k_rows, v_rows, row_table, seq_lens, out, *parts), factors, keep=memory is not None)\n"
 
 FAULTS: tuple[Fault, ...] = (

@@ -50,6 +50,7 @@ SPECS = (
         preferences=(_ON_CUDA, _COMBINED_ON_CUDA),
         config="rapid_llm.kernels.configs:WriteConfig",
         probe=_PROBE,
+        remembers=True,
     ),
     KernelSpec(
         name="triton_rope_norm_kv_write",

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import torch
 
-from rapid_llm.errors import ScaleError, ShapeError
+from rapid_llm.errors import ShapeError
 from rapid_llm.kernels.ops import checks
+from rapid_llm.kernels.ops.accepted import AcceptedCalls, cache_form
 from rapid_llm.kernels.ops.dispatch import decision_state, dispatch
 from rapid_llm.kernels.ops.layout import layout_tags
-from rapid_llm.kernels.ops.spec import KernelSpec, Request
+from rapid_llm.kernels.ops.spec import Request
 
 __all__ = ["DECODE_OP", "decode_request", "paged_decode_attention"]
 
 DECODE_OP = "paged_decode_attention"
 
-_MAX_ACCEPTED = 4096
-_BYTES, _INT32 = torch.uint8, torch.int32
+_INT32 = torch.int32
 
-
-class _Accepted(NamedTuple):
-    """What validation and dispatch made of a call.
-
-    Attributes:
-        spec: The chosen kernel.
-        run: What its target was. A kernel that is loaded anew has to see none of the memory of the one before.
-        options: For `run`, beside the arguments of the call.
-    """
-
-    spec: KernelSpec
-    run: Callable[..., Any]
-    options: dict[str, Any]
-
-
-class _AcceptedCalls:
-    """Calls by all that validation and dispatch looked at: a call that is like an earlier one repeats neither."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[object, ...], _Accepted] = {}
-
-    def cache_clear(self) -> None:
-        """Forgets them; where another device stands in."""
-        self.known.clear()
-
-
-_accepted = _AcceptedCalls()
+_accepted = AcceptedCalls()
 
 
 def paged_decode_attention(
@@ -97,9 +67,7 @@ def paged_decode_attention(
         Kwon et al. 2023, arXiv:2309.06180; split-K: Dao et al., Flash-Decoding, 2023.
     """
     key = _call_key(q, k_rows, v_rows, row_table, seq_lens, out, block_size, backend)
-    accepted = None if key is None else _accepted.known.get(key)
-    if accepted is not None and accepted.spec.load() is not accepted.run:
-        accepted = None
+    accepted = _accepted.find(key)
     if accepted is None:
         request = decode_request(q, k_rows, v_rows, row_table, seq_lens, block_size)
         if out is not None:
@@ -108,32 +76,17 @@ def paged_decode_attention(
     quantised = k_rows.dtype == torch.uint8
     k_factor = 1.0 if k_scale is None else checks.check_scale(DECODE_OP, "k_scale", k_scale, quantised=quantised)
     v_factor = 1.0 if v_scale is None else checks.check_scale(DECODE_OP, "v_scale", v_scale, quantised=quantised)
-    factor = q.shape[-1] ** -0.5 if softmax_scale is None else _checked_softmax_scale(softmax_scale)
+    factor = q.shape[-1] ** -0.5 if softmax_scale is None else checks.check_softmax_scale(DECODE_OP, softmax_scale)
     if accepted is None:
         selection = dispatch(request, backend=backend)
         options = selection.options if block_size == 1 else {**selection.options, "block_size": block_size}
-        if key is not None and selection.spec.remembers:
-            options = {**options, "memory": {}}
-        accepted = _Accepted(selection.spec, selection.spec.load(), options)
-        if key is not None:
-            if len(_accepted.known) >= _MAX_ACCEPTED:
-                _accepted.known.clear()
-            _accepted.known[key] = accepted
+        accepted = _accepted.add(key, selection, options)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.shape[0] > 0:
         factors = {"k_scale": k_factor, "v_scale": v_factor, "softmax_scale": factor}
         accepted.run(q, k_rows, v_rows, row_table, seq_lens, out, **factors, **accepted.options)
     return out
-
-
-def _checked_softmax_scale(softmax_scale: object) -> float:
-    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
-        kind = type(softmax_scale).__name__
-        raise ScaleError(f"{DECODE_OP} expected softmax_scale to be a Python float, got {kind}; convert it.")
-    if not math.isfinite(softmax_scale):
-        raise ScaleError(f"{DECODE_OP} expected a finite softmax_scale, got {softmax_scale!r}; None is the usual one.")
-    return float(softmax_scale)
 
 
 def _call_key(
@@ -146,24 +99,16 @@ def _call_key(
     block_size: int,
     backend: str | None,
 ) -> tuple[object, ...] | None:
-    """All that validation, layout tags and dispatch look at, but the values of scales; None where that is not known from these, or wrong.
-
-    Whether K and V share a storage is known from their distance only where there are two rows or more: two storages cannot have the
-    second begin between two rows of the first. Where a row begins matters for bytes only (`kv:16bit-aligned`).
-    """
+    """All that validation, layout tags and dispatch look at but the values of scales; None where that is not known from these, or wrong."""
     try:
-        device, k_shape, kv_dtype, k_ptr = q.device, k_rows.shape, k_rows.dtype, k_rows.data_ptr()
-        if k_shape[0] < 2 or type(block_size) is not int:
-            return None
-        if v_rows.dtype != kv_dtype or row_table.dtype != _INT32 or seq_lens.dtype != _INT32:
+        device, cache = q.device, cache_form(k_rows, v_rows)
+        if cache is None or type(block_size) is not int or row_table.dtype != _INT32 or seq_lens.dtype != _INT32:
             return None
         if k_rows.device != device or v_rows.device != device or row_table.device != device or seq_lens.device != device:
             return None
         return (
             device, q.dtype, q.shape, q.stride(),
-            kv_dtype, k_shape, k_rows.stride(), v_rows.shape, v_rows.stride(), v_rows.data_ptr() - k_ptr,
-            kv_dtype == _BYTES and (k_ptr % 2 or k_rows.storage_offset() % 2 or v_rows.storage_offset() % 2),
-            row_table.shape, row_table.stride(), seq_lens.shape, seq_lens.stride(),
+            cache, row_table.shape, row_table.stride(), seq_lens.shape, seq_lens.stride(),
             None if out is None else (out.dtype, out.device, out.shape, out.stride()),
             block_size, backend, decision_state(),
         )  # fmt: skip

@@ -19,6 +19,7 @@ __all__ = [
     "check_innermost",
     "check_out",
     "check_scale",
+    "check_softmax_scale",
     "device_capability",
 ]
 
@@ -143,3 +144,13 @@ def check_scale(call: str, name: str, scale: float | None, *, quantised: bool = 
             "compute it with e4m3_scale, which gives 1.0 for zeros."
         )
     return float(scale)
+
+
+def check_softmax_scale(call: str, softmax_scale: object) -> float:
+    """`softmax_scale` is a finite number."""
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
+        kind = type(softmax_scale).__name__
+        raise ScaleError(f"{call} expected softmax_scale to be a Python float, got {kind}; convert it.")
+    if not math.isfinite(softmax_scale):
+        raise ScaleError(f"{call} expected a finite softmax_scale, got {softmax_scale!r}; None is the usual one.")
+    return float(softmax_scale)

@@ -8,7 +8,8 @@ import torch
 
 from rapid_llm.errors import ScaleError, ShapeError
 from rapid_llm.kernels.ops import checks
-from rapid_llm.kernels.ops.dispatch import dispatch
+from rapid_llm.kernels.ops.accepted import AcceptedCalls, cache_form
+from rapid_llm.kernels.ops.dispatch import decision_state, dispatch
 from rapid_llm.kernels.ops.layout import layout_tags
 from rapid_llm.kernels.ops.spec import Request
 
@@ -28,7 +29,10 @@ QUANTIZE_OP = "quantize_e4m3"
 E4M3_MAX = 448.0
 """Largest finite e4m3 value."""
 
+_INDICES = (torch.int32, torch.int64)
 _QUANTIZABLE = (torch.float16, torch.bfloat16, torch.float32)
+
+_accepted = AcceptedCalls()
 
 
 def kv_write(
@@ -65,14 +69,37 @@ def kv_write(
     Source:
         e4m3: Micikevicius et al. 2022, arXiv:2209.05433.
     """
-    request = write_request(k, v, slot_mapping, k_rows, v_rows)
+    key = _call_key(k, v, slot_mapping, k_rows, v_rows, backend)
+    accepted = _accepted.find(key)
+    if accepted is None:
+        request = write_request(k, v, slot_mapping, k_rows, v_rows)
+    # What a key cannot hold is looked at in every call: the values of the scales.
     quantised = k_rows.dtype == torch.uint8
-    k_factor = checks.check_scale(WRITE_OP, "k_scale", k_scale, quantised=quantised)
-    v_factor = checks.check_scale(WRITE_OP, "v_scale", v_scale, quantised=quantised)
-    selection = dispatch(request, backend=backend)
-    run = selection.spec.load()
+    k_factor = 1.0 if k_scale is None else checks.check_scale(WRITE_OP, "k_scale", k_scale, quantised=quantised)
+    v_factor = 1.0 if v_scale is None else checks.check_scale(WRITE_OP, "v_scale", v_scale, quantised=quantised)
+    if accepted is None:
+        selection = dispatch(request, backend=backend)
+        accepted = _accepted.add(key, selection, selection.options)
     if k.numel() > 0:
-        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)
+        accepted.run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **accepted.options)
+
+
+def _call_key(
+    k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, k_rows: torch.Tensor, v_rows: torch.Tensor, backend: str | None
+) -> tuple[object, ...] | None:
+    """All that validation, layout tags and dispatch look at but the values of scales; None where that is not known from these, or wrong."""
+    try:
+        device, dtype, cache = k.device, k.dtype, cache_form(k_rows, v_rows)
+        if cache is None or v.dtype != dtype or slot_mapping.dtype not in _INDICES:
+            return None
+        if v.device != device or slot_mapping.device != device or k_rows.device != device or v_rows.device != device:
+            return None
+        return (
+            device, dtype, k.shape, k.stride(), v.shape, v.stride(),
+            slot_mapping.dtype, slot_mapping.shape, slot_mapping.stride(), cache, backend, decision_state(),
+        )  # fmt: skip
+    except (AttributeError, TypeError, IndexError):  # no tensor, or one without dimensions: validation says what is wrong
+        return None
 
 
 def write_request(

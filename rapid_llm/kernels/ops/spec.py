@@ -112,6 +112,7 @@ class ShapeLimit:
         dim: Name of the dimension.
         minimum, maximum: Inclusive bounds; None means unbounded.
         multiple_of: The size must be divisible by this.
+        one_of: The size must be one of these; empty means any.
         kv_dtypes: The limit holds for these cache dtypes only; empty means all.
     """
 
@@ -120,6 +121,7 @@ class ShapeLimit:
     maximum: int | None = None
     multiple_of: int = 1
     kv_dtypes: tuple[str, ...] = ()
+    one_of: tuple[int, ...] = ()
 
     def reason(self, request: Request) -> str | None:
         """Why `request` breaks the limit, None where it does not."""
@@ -132,6 +134,8 @@ class ShapeLimit:
             return f"{self.dim} {size} is above {self.maximum}"
         if size % self.multiple_of:
             return f"{self.dim} {size} is no multiple of {self.multiple_of} (kv {request.kv_dtype})"
+        if self.one_of and size not in self.one_of:
+            return f"{self.dim} {size} is not one of {_listed(tuple(map(str, self.one_of)))}"
         return None
 
 
