@@ -55,6 +55,14 @@ EDITS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a plugin": (lambda root: (root / "ci/plugins/rounds.py").unlink(), "the gate itself"),
     "a workflow": (lambda root: (root / ".github/workflows/gpu-gate.yml").unlink(), "the workflows that run the gate"),
     "the command": (lambda root: _edit(root / "Makefile", "-m ci gate", "-m ci --help #"), "the commands of the gate"),
+    "a suite": (lambda root: (root / "asv_bench/bench_kv_write.py").unlink(), "the instrument or a suite: asv_bench/bench_kv_write.py"),
+    "a benchmark's name": (lambda root: _edit(root / "asv_bench/bench_kv_write.py", "track_calls", "track_x"), "the instrument or a suite"),
+    "a version": (lambda root: _edit(root / "asv_bench/suite.py", "work_version", "work_version "), "the instrument or a suite"),
+    "packages": (lambda root: _edit(root / "pyproject.toml", "scipy>=1.12", "scipy"), "the packages that the gate is installed with"),
+    "pinned versions": (lambda root: (root / "constraints.txt").unlink(), "pinned versions"),
+    "a start-up module": (lambda root: (root / "sitecustomize.py").touch(), "files that are neither product, tests nor docs"),
+    "pytest's set-up": (lambda root: (root / "conftest.py").touch(), "files that are neither product, tests nor docs"),
+    "git's own rules": (lambda root: (root / ".gitattributes").touch(), "files that are neither product, tests nor docs"),
     "a package's stand-in": (lambda root: (root / "asv.py").touch(), "files that are neither product, tests nor docs"),
     "moved out of sight": (lambda root: Path(root, "ci/rows.py").rename(root / "rapid_llm/rows.py"), "the gate itself: ci/rows.py"),
 }
@@ -102,6 +110,28 @@ def _judged(change: Project) -> GateResult:
     change.commit("change")
     repository = Repository(change.path)
     return lost_rows.judged(PASSED, lost_rows.suites(repository, Commit(change.git("rev-parse", "main"), "merge-base")))
+
+
+def test_a_merge_base_whose_suites_cannot_be_listed_is_no_pass(change: Project) -> None:
+    suite = change.path / "asv_bench" / "bench_kv_write.py"
+    text = suite.read_text(encoding="utf-8")
+    suite.write_text(text + "\nraise RuntimeError('no suites today')\n", encoding="utf-8")
+    broken = change.commit("broken")
+    suite.write_text(text, encoding="utf-8")
+    _delete_suites(change)
+    change.commit("change")
+    found = lost_rows.suites(Repository(change.path), Commit(broken, "merge-base"))
+    result = lost_rows.judged(PASSED, found)
+    assert (found.before, result.exit_code) == (None, 3)
+    assert "no suites today" in result.reason
+
+
+def test_a_merge_base_without_suites_has_none_to_miss(change: Project) -> None:
+    change.git("rm", "-rq", "asv_bench")
+    bare = change.commit("no suites")
+    change.git("checkout", "-q", "main", "--", "asv_bench")
+    change.commit("suites")
+    assert lost_rows.judged(PASSED, lost_rows.suites(Repository(change.path), Commit(bare, "merge-base"))) == PASSED
 
 
 def test_an_unchanged_suite_loses_no_row(change: Project) -> None:
