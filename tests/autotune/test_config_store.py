@@ -121,6 +121,36 @@ def test_a_config_file_of_another_project_is_a_miss(tmp_path: Path) -> None:
         assert ConfigStore(path).get(KEY) is None
 
 
+def test_the_real_config_file_of_another_project_is_a_miss(shared_data: Path, tmp_path: Path) -> None:
+    """Case 36: holes between its keys, and a name with '=' and ','; it stays as it was, beside what is stored then."""
+    (real,) = (shared_data / "vllm_tuned_config").glob("*.json")
+    path = tmp_path / real.name
+    path.write_bytes(real.read_bytes())
+    with pytest.warns(RuntimeWarning, match="its schema is not rapid_llm/configs/1"):
+        assert ConfigStore(path).get(KEY) is None
+    assert ConfigStore(path).put(KEY, STORED)
+    assert ConfigStore(path).get(KEY) == STORED
+    assert path.with_name(f"{path.name}.malformed").read_bytes() == real.read_bytes()
+
+
+def test_a_file_system_without_locks_is_one_warning(store: ConfigStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 36: without a lock one writer could undo another's entry, so nothing is stored; what is there is read on."""
+    store.put(KEY, STORED)
+
+    def no_locks(handle: Any, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(config_store.fcntl, "flock", no_locks)
+    other = dataclasses.replace(KEY, op="another")
+    with pytest.warns(RuntimeWarning, match=r"cannot be written \(\[Errno 37\] No locks available\)"):
+        assert not store.put(other, STORED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not store.put(other, STORED)
+        assert store.get(other) is None
+        assert store.get(KEY) == STORED
+
+
 def test_what_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     """A file where the folder should be; a folder where the file should be."""
     (tmp_path / "file").write_text("", encoding="utf-8")
