@@ -2,8 +2,8 @@
 
     python -m tests.workflows .github/workflows/cpu.yml [--set matrix.shard=1] [--env PYTHON=/path] [--only gate] [--keep FOLDER]
 
-That runs every step whole: the job `test` of cpu.yml takes as long as all tests do. For a look at the steps alone, `--leave-out "make lint"`
-names a step and does not run it, and `--args "make test=tests/test_cases.py"` gives a make target ARGS.
+That runs every step whole: the job `test` of cpu.yml takes as long as all tests do. For a look at the steps alone,
+`--leave-out "make lint"` names a step and does not run it, and `--args "make test=tests/test_cases.py"` gives a make target ARGS.
 
 Jobs run in the order of their needs, each in a clone of its own and once for each combination of its matrix. Artifacts are copied from
 clone to clone; other actions are named and left out. The exit status is 1 if a step failed; as on GitHub, steps after it run only where

@@ -29,7 +29,7 @@ from ci.model import CommitResult, GateResult
 from ci.report import render_html, render_junit, render_summary
 from ci.terminal import render_terminal
 from rapid_llm.errors import EvidenceError
-from tests.fuzz import of_product
+from tests.fuzz import of_product, of_reports
 from tests.fuzz.mutate import Mutation, mutate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -273,6 +273,7 @@ def targets() -> tuple[Target, ...]:
     verdict = verdict_file.dump(compare_baseline([SLOWED], BASELINE)).encode()
     configs, config_bytes = of_product.config_file(Path(_scratch().name))
     measured = Path(_scratch().name, "measured.json")
+    case_path, case_bytes = of_reports.case_file(Path(_scratch().name, "report"))
     made = [
         Target("result", result.read_bytes(), _subject(subject, result), str(subject)),
         Target("benchmarks", benchmarks.read_bytes(), _subject(subject, benchmarks), str(subject)),
@@ -289,6 +290,8 @@ def targets() -> tuple[Target, ...]:
         Target("compiled record", compiled, _read_compiled, "the-file.json"),
         Target("compiled baseline", compiled_baseline, _read_compiled_baseline, "the-file.json"),
         Target("shard", json.dumps(shard).encode(), _read_shard, "shard.json"),
+        Target("case", case_bytes, of_reports.read_case(case_path, _published), str(case_path.parent)),
+        Target("bisect", of_reports.bisect_file(), of_reports.read_bisect, "the-file.json"),
         Target("config store", config_bytes, of_product.read_configs(configs, Finding), configs.name.removesuffix(".json")),
         Target("evidence", _measured_rows(), of_product.read_evidence(measured), "measured.json"),
         Target("golden records", record.read_bytes(), of_product.read_goldens(measured), "measured.json"),
