@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["MAX_BYTES", "read_strict_json"]
 
 MAX_BYTES = 64 << 20
-"""Of one file; a device's baseline has some hundred KiB."""
+"""Of one file; baselines and files of configs have under 1 MiB."""
 
 
 def read_strict_json(path: Path) -> Any:

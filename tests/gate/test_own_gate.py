@@ -15,6 +15,7 @@ from rich.console import Console
 from ci import case as cases
 from ci import gate, lost_rows
 from ci.baseline_file import load, to_json
+from ci.errors import UsageError
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.repo import Commit, Repository
 from tests.gate.conftest import Project
@@ -175,6 +176,41 @@ def test_the_gate_itself_ends_with_3_for_a_deleted_suite(change: Project, monkey
         text = (change.path / "report" / name).read_text(encoding="utf-8")
         assert "bench_kv_write" in text
         assert "MISSING" in text
+
+
+def _gate_without_measuring(change: Project, monkeypatch: pytest.MonkeyPatch) -> GateResult:
+    monkeypatch.setattr(gate, "_measure_pairs", lambda *_: None)
+    monkeypatch.setattr(cases, "_in_pairs", lambda *_: PASSED)
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    return gate.gate(change.path, gate.Options(change.path / "report", compiled=False), Console(quiet=True))
+
+
+def test_what_is_named_for_review_reaches_the_report_and_leaves_the_exit_code(change: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, with the measuring left out: a name for a person in every form of the report, and no verdict of its own."""
+    for name in ("baseline", "waiver", "band", "instrument", "tolerance", "a version", "a workflow", "packages", "pinned versions"):
+        EDITS[name][0](change.path)
+    for name in ("the command", "a start-up module", "pytest's set-up", "a package's stand-in"):
+        EDITS[name][0](change.path)
+    change.commit("everything")
+    result = _gate_without_measuring(change, monkeypatch)
+    assert result.exit_code == 0
+    kinds = {what for _, what in EDITS.values() if ":" not in what} - {"asv's configuration"}
+    told = " ".join(notice for notice in result.notices if notice.startswith("The change touches "))
+    assert sorted(kind for kind in kinds if kind not in told) == []
+    for file in ("index.html", "summary.md", "verdict.json"):
+        text = (change.path / "report" / file).read_text(encoding="utf-8")
+        assert text.count("The change touches ") >= len(kinds), file
+
+
+def test_asvs_configuration_ends_the_gate_with_2_before_anything_is_measured(change: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    _edit(change.path / "asv.conf.json", '".ci.plugins.rounds"', '".ci.plugins.round"')
+    change.commit("without a plugin")
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    with pytest.raises(UsageError, match=r"asv\.conf\.json leaves out the plugin \.ci\.plugins\.rounds") as refused:
+        gate.gate(change.path, gate.Options(change.path / "report", compiled=False), Console(quiet=True))
+    assert refused.value.exit_code == 2
+    assert not (change.path / "report" / "verdict.json").exists()
+    assert not list((change.path / ".asv").glob("records/*"))
 
 
 def test_a_renamed_benchmark_is_missed_and_another_version_is_named(change: Project) -> None:
