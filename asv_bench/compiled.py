@@ -94,7 +94,7 @@ def cached(path: Path) -> dict[str, Any] | None:
         made = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         print(f"asv_bench.compiled: {path} is damaged ({error}); compiling again", file=sys.stderr)
         return None
     if not isinstance(made, dict):

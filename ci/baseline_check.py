@@ -128,11 +128,7 @@ def check(
         )
     newest = max((when for when in times if when is not None), default=None)
     if newest is not None and (newest - now).days >= 1:
-        add(
-            "age",
-            "warning",
-            f"{file} has a run of {newest:%Y-%m-%d}, after today; set the clock of this machine, waivers live longer by it",
-        )
+        add("age", "error", f"{file} has a run of {newest:%Y-%m-%d}, after today; set the clock of this machine, waivers live longer by it")
     if baseline.advisory:
         add(
             "advisory",

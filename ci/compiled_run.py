@@ -24,6 +24,8 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 THIS_DEVICE = "this-device"
 NOTICE = "notice.txt"
 _TIMEOUT_S = 900
+_MAX_LISTING = 16 << 20
+"""Bytes of one machine code's listing."""
 
 
 def compile_commit(
@@ -111,12 +113,16 @@ def read_compiled(path: Path) -> CompiledFile:
 
 
 def listing(folder: Path, code: str) -> str | None:
-    """The SASS of a machine code that `folder` has, None where it has not, or where `code` is no name of one."""
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", code):
+    """The SASS of a machine code that `folder` has, None where it has not, or where `code` is no name of one.
+
+    A link is none: it would put a file of this machine into the report.
+    """
+    path = folder / f"{code}.txt"
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", code) or path.is_symlink():
         return None
     try:
-        return (folder / f"{code}.txt").read_text(encoding="utf-8")
-    except OSError:
+        return read_bounded(path, limit=_MAX_LISTING).decode("utf-8", "replace")
+    except InputError:
         return None
 
 

@@ -360,17 +360,17 @@ def measure_pairs(
 def _read_state(path: Path) -> object:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
 def _finish_round(places: Places, device: Device, commits: Sequence[Commit], options: Options, console: Console) -> int:
-    """Rounds that every commit has in asv's results; 0 where one has none that can be used.
+    """Rounds that every commit has in asv's results; 0 where one has none of several.
 
     A round that was interrupted between two commits is made whole first: what follows would be paired with processes of other rounds.
     """
     counts = _rounds_of(places, device, commits)
-    done = max(counts) if min(counts) > 0 else 0
+    done = max(counts) if min(counts) > 0 or max(counts) == 1 else 0
     behind = tuple(commit for commit, count in zip(commits, counts, strict=True) if count < done)
     if behind:
         console.print(f"finishing round {done} of an interrupted run", highlight=False)

@@ -83,7 +83,7 @@ class Suites(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rows that the suites of both commits have."""
 
     before: dict[str, Listed] | None
-    """Of the merge-base; None where they could not be listed."""
+    """Of the merge-base; none where it has no suites, None where they could not be listed."""
     after: dict[str, Listed]
     problem: str = ""
     """Why they could not be listed."""
@@ -92,9 +92,13 @@ class Suites(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def suites(repository: Repository, base: Commit) -> Suites:
     """Lists the rows of the merge-base's suites, and those of the suites of the change, in the working tree.
 
+    A merge-base from before this project had suites has no rows that could be missed.
+
     Raises:
         InputError: The suites of the checkout cannot be listed.
     """
+    if repository.read(base, f"{SUITES}/__init__.py") is None:
+        return Suites({}, listed(repository.root))
     try:
         with tempfile.TemporaryDirectory(prefix="rapid-llm-suites-") as scratch:
             repository.export(base, SUITES, Path(scratch))
@@ -107,15 +111,15 @@ def suites(repository: Repository, base: Commit) -> Suites:
 def judged(result: GateResult, found: Suites, *, select: str | None = None) -> GateResult:
     """`result` with a MISSING row for each row of the merge-base that the suites of the change have no more, and what else changed in them.
 
+    Where the merge-base's rows are not known, nothing says that none is gone: the verdict is INCOMPLETE then.
+
     Args:
         result: The verdict on what was measured; its environment names the device's type.
         found: The rows of both commits.
         select: Regular expression over row ids: others were not to be measured.
     """
     if found.before is None:
-        return replace(
-            result, notices=(*result.notices, f"The merge-base's rows are not known, so none of them is missed: {found.problem}")
-        )
+        return _incomplete(result, f"the merge-base's rows are not known, so that one which is gone would not be missed: {found.problem}")
     device_type = str(table(result.environment, "device").get("type") or "")
     return missed(result, found.before, found.after, device_type=device_type, select=select)
 
@@ -147,16 +151,15 @@ def missed(
         return result
     gone = {row.key for row in rows}
     kept = [row for row in result.rows if row.key not in gone]
-    code = min(ExitCode(result.exit_code), ExitCode.INCOMPLETE, key=RUN_ORDER.index)
     reason = f"{len(rows)} rows of the merge-base are not measured any more: {named(rows, lambda row: f'{row.key} ({row.reason})')}"
-    told_reason = reason if result.exit_code == ExitCode.PASS else f"{result.reason}; and {reason}"
-    return replace(
-        result,
-        rows=tuple(sorted([*kept, *rows], key=lambda row: row.key)),
-        exit_code=int(code),
-        verdict=VERDICTS[code],
-        reason=told_reason,
-    )
+    return _incomplete(replace(result, rows=tuple(sorted([*kept, *rows], key=lambda row: row.key))), reason)
+
+
+def _incomplete(result: GateResult, reason: str) -> GateResult:
+    """`result` as INCOMPLETE, unless it is something graver; the reason is told in either case."""
+    code = min(ExitCode(result.exit_code), ExitCode.INCOMPLETE, key=RUN_ORDER.index)
+    told = reason if result.exit_code == ExitCode.PASS else f"{result.reason}; and {reason}"
+    return replace(result, exit_code=int(code), verdict=VERDICTS[code], reason=told)
 
 
 def _is_gated(row: Listed | None, device_type: str) -> bool:

@@ -24,12 +24,15 @@ MAY_IMPORT = {
     "rapid_llm.staged_rows": {"rapid_llm.free_runs", "rapid_llm.errors"},
     "rapid_llm.row_checks": {"rapid_llm.errors"},
     "rapid_llm.free_runs": set(),
-    "rapid_llm.kernels.ops": {"rapid_llm.kernels.backends", "rapid_llm.kernels.autotune", "rapid_llm.kernels.ops", "rapid_llm.errors"},
-    "rapid_llm.kernels.autotune": {"rapid_llm.kernels.autotune", "rapid_llm.errors"},
+    "rapid_llm.kernels.ops": {
+        "rapid_llm.kernels.backends", "rapid_llm.kernels.autotune", "rapid_llm.kernels.ops", "rapid_llm.errors", "rapid_llm.strict_json",
+    },
+    "rapid_llm.kernels.autotune": {"rapid_llm.kernels.autotune", "rapid_llm.errors", "rapid_llm.strict_json"},
+    "rapid_llm.strict_json": set(),
     "rapid_llm.kernels.backends": {"rapid_llm.kernels", "rapid_llm.kernels.backends", "rapid_llm.kernels.ops.spec", "rapid_llm.errors"},
     "rapid_llm.kernels": {"rapid_llm.kernels", "rapid_llm.errors"},
     "rapid_llm": {"rapid_llm"},
-}
+}  # fmt: skip
 """First prefix that fits a module counts; a module may import what starts with one of its values."""
 
 FORBIDDEN = {

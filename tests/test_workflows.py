@@ -246,3 +246,34 @@ jobs:
     assert "1/2\n2/2\n" in said
     assert "make never" not in said
     assert (tmp_path / "scratch" / "whole.summary.md").read_text(encoding="utf-8") == "said\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_test_job_of_this_project_runs_in_a_fresh_clone(root: Path) -> None:
+    """Its steps as they stand, with a few of the tests; without the tools, the checks and the audit, which take minutes or the network."""
+    left_out = ["make tools", "make lint", "make audit"]
+    command = [sys.executable, "-m", "tests.workflows", str(WORKFLOWS / "cpu.yml"), "--only", "test", "--only", "audit"]
+    command += ["--env", f"PYTHON={sys.executable}", "--args", "make test=tests/test_cases.py"]
+    for step in left_out:
+        command += ["--leave-out", step]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("$ ")] == ["$ make test"]
+    assert [line.removeprefix("-- left out: ") for line in done.stdout.splitlines() if "left out" in line] == left_out
+    assert re.search(r"\d\d passed", done.stdout)
+
+
+def test_a_command_that_no_step_has_is_refused(root: Path) -> None:
+    command = [sys.executable, "-m", "tests.workflows", str(WORKFLOWS / "cpu.yml"), "--leave-out", "make tee"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "'make tee' is no command of" in done.stderr
+
+
+def test_the_dependencies_are_audited_and_what_is_not_known_is_no_pass(root: Path) -> None:
+    jobs = load(WORKFLOWS / "cpu.yml")["jobs"]
+    assert [step["run"] for step in jobs["audit"]["steps"] if "run" in step] == ["make audit"]
+    assert "continue-on-error" not in yaml.dump(jobs["audit"])
+    recipe = (root / "Makefile").read_text(encoding="utf-8").partition("\naudit:")[2].partition("\n.PHONY")[0]
+    assert "pip_audit --strict" in recipe

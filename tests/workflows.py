@@ -2,6 +2,9 @@
 
     python -m tests.workflows .github/workflows/cpu.yml [--set matrix.shard=1] [--env PYTHON=/path] [--only gate] [--keep FOLDER]
 
+That runs every step whole: the job `test` of cpu.yml takes as long as all tests do. For a look at the steps alone,
+`--leave-out "make lint"` names a step and does not run it, and `--args "make test=tests/test_cases.py"` gives a make target ARGS.
+
 Jobs run in the order of their needs, each in a clone of its own and once for each combination of its matrix. Artifacts are copied from
 clone to clone; other actions are named and left out. The exit status is 1 if a step failed; as on GitHub, steps after it run only where
 they say so.
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,12 @@ def filled(text: str, values: dict[str, str]) -> str:
 class Runner:
     """Runs jobs, each in a clone."""
 
-    def __init__(self, repository: Path, scratch: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, repository: Path, scratch: Path, env: dict[str, str], *, args: dict[str, str] | None = None, left_out: Collection[str] = ()
+    ) -> None:
+        """Names the places, the variables of every step, ARGS by command, and the commands that are not run."""
         self.repository, self.scratch, self.env = repository, scratch, env
+        self.args, self.left_out = args or {}, left_out
         self.artifacts = scratch / "artifacts"
         self.failed: list[str] = []
 
@@ -94,10 +101,15 @@ class Runner:
             if "uses" in step:
                 self._action(step, place, values)
                 continue
-            command = filled(step["run"], values)
+            command = filled(step["run"], values).strip()
+            if command in self.left_out:
+                print(f"-- left out: {command}", flush=True)
+                continue
             print(f"$ {command}", flush=True)
             started_s = time.monotonic()
             step_env = {**env, **{key: filled(str(value), values) for key, value in (step.get("env") or {}).items()}}
+            if command in self.args:
+                step_env["ARGS"] = self.args[command]
             done = subprocess.run(["bash", "-eo", "pipefail", "-c", command], cwd=place, env=step_env, stdin=subprocess.DEVNULL)
             print(f"-- exit status {done.returncode} after {time.monotonic() - started_s:.0f} s", flush=True)
             if done.returncode:
@@ -127,15 +139,23 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="value of an expression, such as vars.NAME")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="variable of every step")
     parser.add_argument("--only", action="append", default=[], metavar="JOB")
+    parser.add_argument("--args", action="append", default=[], metavar="COMMAND=ARGS", help="ARGS of a step's make target")
+    parser.add_argument("--leave-out", action="append", default=[], metavar="COMMAND", help="a step that is named and not run")
     parser.add_argument("--repository", type=Path, default=ROOT, help="repository to clone (default: this one)")
     parser.add_argument("--keep", type=Path, help="folder for the clones and artifacts (default: a temporary one)")
     options = parser.parse_args()
     workflow = load(options.workflow)
     given = dict(item.partition("=")[::2] for item in options.set)
+    args = dict(item.partition("=")[::2] for item in options.args)
+    commands = {step.get("run", "").strip() for job in workflow["jobs"].values() for step in job["steps"]}
+    if strange := sorted({*args, *options.leave_out} - commands):
+        parser.error(f"{strange[0]!r} is no command of {options.workflow}; there are: {', '.join(sorted(filter(None, commands)))}")
     with tempfile.TemporaryDirectory(prefix="workflow-") as temporary:
         scratch = options.keep or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
-        runner = Runner(options.repository, scratch, dict(item.partition("=")[::2] for item in options.env))
+        runner = Runner(
+            options.repository, scratch, dict(item.partition("=")[::2] for item in options.env), args=args, left_out=options.leave_out
+        )
         for name in ordered(workflow["jobs"]):
             if options.only and name not in options.only:
                 continue

@@ -36,8 +36,8 @@ def quantize_e4m3_kernel(
     if CONTIGUOUS:
         source = index
     else:
-        rest = index // size_2
-        source = (rest // size_1) * stride_0 + (rest % size_1) * stride_1 + (index % size_2) * stride_2
+        line = index // size_2
+        source = (line // size_1) * stride_0 + (line % size_1) * stride_1 + (index % size_2) * stride_2
     values = tl.load(x_ptr + source, mask=inside, other=0.0)
     tl.store(out_ptr + index, narrow_to_e4m3(values, factor, rest, CONVERT, DIVIDE), mask=inside)
 

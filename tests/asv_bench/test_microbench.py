@@ -125,6 +125,18 @@ def test_r34_bench_host_reads_a_host_stall() -> None:
     assert timing.instrument == "wall-clock"
 
 
+@pytest.mark.parametrize(("reading_us", "refused"), [(0.5, True), (1.69, True), (1.71, False), (2.0, False)])
+def test_case_23_a_device_reading_under_that_of_an_empty_kernel_is_refused(reading_us: float, refused: bool) -> None:
+    """Under .85 of what an empty kernel reads, nothing was launched; the host's clock has no such floor."""
+    timing = Timing("bench_graph", "device", (reading_us,) * MIN_SAMPLES, floor_us=2.0)
+    if refused:
+        with pytest.raises(TimingError, match="launches nothing"):
+            timing.check()
+    else:
+        timing.check()
+    Timing("bench_host", "wall-clock", (reading_us,) * MIN_SAMPLES, floor_us=2.0).check()
+
+
 def test_r99_a_reading_near_the_floor_says_so() -> None:
     assert bench_host(lambda: None, device=CPU, rep_ms=5).near_floor
     assert Timing("bench_host", "wall-clock", (14.9,) * 5, floor_us=10.0).near_floor

@@ -177,10 +177,10 @@ def test_case_4_a_kernel_that_writes_only_at_first_gives_no_number(bench: Bench,
 class _Fake:
     """A prepared case that notes what is done with it; its output is right, poisoned, or remembered from before the inputs changed."""
 
-    def __init__(self, *, poisonable: bool = True, remembers: bool = False) -> None:
+    def __init__(self, *, poisonable: bool = True, remembers: bool = False, wrong_while_timed: bool = False) -> None:
         self.events: list[str] = []
         self.inputs, self.kept, self.output = 1, None, 0
-        self.poisonable, self.remembers = poisonable, remembers
+        self.poisonable, self.remembers, self.wrong_while_timed = poisonable, remembers, wrong_while_timed
 
     def call(self) -> None:
         self.events.append("call")
@@ -206,6 +206,7 @@ class _Fake:
     def time(self, *arguments: Any, poison: Any, **more: Any) -> Any:
         poison()
         self.call()
+        self.output -= self.wrong_while_timed
         self.events.append("time")
         return _timing()
 
@@ -233,6 +234,12 @@ def test_case_4_a_check_that_takes_poison_gives_no_number(bench: Bench, monkeypa
     record = _measure_fake(bench, monkeypatch, _Fake(poisonable=False))
     assert (record["status"], record["value"]) == ("unverified", None)
     assert "takes outputs that its poison made wrong" in record["reason"]
+
+
+def test_case_4_a_kernel_that_is_wrong_only_while_it_is_timed_gives_no_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right before and right again after: only what the timed calls left in the output tells."""
+    record = _measure_fake(bench, monkeypatch, _Fake(wrong_while_timed=True))
+    assert (record["status"], record["value"]) == ("unverified", None)
 
 
 def test_case_4_a_result_that_was_kept_gives_no_number(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,13 @@ def test_nothing_unverified_or_untimed_gets_in(store: ConfigStore, wrong: dict[s
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"schema": "rapid_llm/configs/1", "entries": []}', '{"schema": "x", "entries": {}}', "\ufeff{}"]
-)
+    "text",
+    [
+        "", "{", "[]", "null", '{"schema": "rapid_llm/configs/1", "entries": []}', '{"schema": "x", "entries": {}}', "\ufeff{}",
+        "[" * 100_000, '{"schema": "rapid_llm/configs/1", "entries": {"x": 1e400}}',
+    ],
+    ids=lambda text: text[:60],
+)  # fmt: skip
 def test_a_malformed_file_is_a_miss_with_one_warning_and_is_not_overwritten(store: ConfigStore, text: str) -> None:
     store.path.write_text(text, encoding="utf-8")
     with pytest.warns(RuntimeWarning, match=r"NVIDIA_H200\.json is no file of configs .* delete it and tune again"):
@@ -89,8 +94,13 @@ def test_a_malformed_file_is_a_miss_with_one_warning_and_is_not_overwritten(stor
 
 @pytest.mark.parametrize(
     "change",
-    [{"latency_us": -3}, {"latency_us": "3"}, {"latency_us": None}, {"config": 3}, {"config": {"tokens": [2]}}, {"max_abs_diff": None}],
-)
+    [
+        {"latency_us": -3}, {"latency_us": "3"}, {"latency_us": None}, {"config": 3}, {"config": {"tokens": [2]}}, {"max_abs_diff": None},
+        {"config": {"no field": 2}}, {"config": {"x" * 70_000: 2}}, {"config": {"tokens": "x" * 70_000}}, {"config": {"tokens": 10**30}},
+        {"config": {"tokens": "a\nb"}},
+    ],
+    ids=lambda change: str(change)[:60],
+)  # fmt: skip
 def test_a_malformed_entry_is_a_miss_and_the_others_stay(store: ConfigStore, change: dict[str, Any]) -> None:
     other = dataclasses.replace(KEY, op="another")
     store.put(KEY, STORED)
@@ -109,6 +119,36 @@ def test_a_config_file_of_another_project_is_a_miss(tmp_path: Path) -> None:
     path.write_text('{"triton_version": "3.7.1", "1": {"BLOCK_SIZE_M": 16}, "4096": {"BLOCK_SIZE_M": 64}}', encoding="utf-8")
     with pytest.warns(RuntimeWarning, match="its schema is not rapid_llm/configs/1"):
         assert ConfigStore(path).get(KEY) is None
+
+
+def test_the_real_config_file_of_another_project_is_a_miss(shared_data: Path, tmp_path: Path) -> None:
+    """Case 36: holes between its keys, and a name with '=' and ','; it stays as it was, beside what is stored then."""
+    (real,) = (shared_data / "vllm_tuned_config").glob("*.json")
+    path = tmp_path / real.name
+    path.write_bytes(real.read_bytes())
+    with pytest.warns(RuntimeWarning, match="its schema is not rapid_llm/configs/1"):
+        assert ConfigStore(path).get(KEY) is None
+    assert ConfigStore(path).put(KEY, STORED)
+    assert ConfigStore(path).get(KEY) == STORED
+    assert path.with_name(f"{path.name}.malformed").read_bytes() == real.read_bytes()
+
+
+def test_a_file_system_without_locks_is_one_warning(store: ConfigStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 36: without a lock one writer could undo another's entry, so nothing is stored; what is there is read on."""
+    store.put(KEY, STORED)
+
+    def no_locks(handle: Any, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(config_store.fcntl, "flock", no_locks)
+    other = dataclasses.replace(KEY, op="another")
+    with pytest.warns(RuntimeWarning, match=r"cannot be written \(\[Errno 37\] No locks available\)"):
+        assert not store.put(other, STORED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not store.put(other, STORED)
+        assert store.get(other) is None
+        assert store.get(KEY) == STORED
 
 
 def test_what_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
@@ -227,7 +267,7 @@ def test_a_stored_config_that_does_not_fit_is_a_miss_with_a_warning(
     monkeypatch.setenv(config_store.CONFIG_DIR_VARIABLE, str(tmp_path))
     key = tuned.config_key(registry.get("triton_kv_write"), REQUEST)
     ConfigStore(tmp_path / config_store.file_name(key.device)).put(key, dataclasses.replace(STORED, config=config))
-    with pytest.warns(RuntimeWarning, match=f"stored config of triton_kv_write is passed over: .*{reason}"):
+    with pytest.warns(RuntimeWarning, match=f"stored config of triton_kv_write in .*json is passed over: .*{reason}"):
         assert dispatch(REQUEST).options == {}
 
 
@@ -311,5 +351,5 @@ def test_text_for_a_number_is_passed_over(wrong: dict[str, Any], tmp_path: Path,
     key = tuned.config_key(registry.get("triton_paged_decode"), request)
     config = {**dataclasses.asdict(DecodeConfig.default(shape, "float16")), **wrong}
     ConfigStore(tmp_path / config_store.file_name(key.device)).put(key, dataclasses.replace(STORED, config=config))
-    with pytest.warns(RuntimeWarning, match="stored config of triton_paged_decode is passed over"):
+    with pytest.warns(RuntimeWarning, match="stored config of triton_paged_decode in .*json is passed over"):
         assert dispatch(request).options == {}

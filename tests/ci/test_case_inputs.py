@@ -17,7 +17,7 @@ from ci import baseline as baselines
 from ci.compare import compare_history
 from ci.confirm import compare_pairs
 from ci.errors import BaselineError, GateError, InputError
-from ci.jsonio import read_json
+from ci.jsonio import read_json, strict_dumps
 from ci.model import CommitResult, GateResult, RowKey, RunVerdict
 from ci.results import load_commit, read_tree
 
@@ -254,6 +254,9 @@ def test_case_39_every_committed_file_of_this_project_is_strict_json(root: Path)
 
 
 def test_case_39_the_refusal_would_refuse(tmp_path: Path) -> None:
+    for number in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            strict_dumps({"a": [number]})
     with pytest.raises(ValueError, match="NaN is no JSON"):
         json.loads('{"a": NaN}', parse_constant=_refuse)
     (tmp_path / "x.json").write_text('{"a": Infinity}', encoding="utf-8")

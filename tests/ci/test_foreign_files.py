@@ -76,6 +76,19 @@ def test_a_machine_code_is_named_by_a_plain_name(tmp_path: Path) -> None:
     assert compiled_run.listing(folder, "../../secret") is None
 
 
+def test_a_listing_is_no_link_no_pipe_and_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is quoted in the report, which is published."""
+    (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
+    folder = tmp_path / "sass"
+    folder.mkdir()
+    (folder / "c1.txt").symlink_to(tmp_path / "secret.txt")
+    os.mkfifo(folder / "c2.txt")
+    (folder / "c3.txt").write_bytes(b"MOV \xff")
+    assert [compiled_run.listing(folder, code) for code in ("c1", "c2", "c3", "c4")] == [None, None, "MOV \ufffd", None]
+    monkeypatch.setattr(compiled_run, "_MAX_LISTING", 3)
+    assert compiled_run.listing(folder, "c3") is None
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("tip", "--upload-pack=x"), ("base", "HEAD"), ("index", 0), ("processes", -1), ("select", "(")]
 )

@@ -73,6 +73,16 @@ def test_rows_that_were_not_selected_or_not_of_this_device_are_not_missing() -> 
     assert missed(PASSED, before, gone, device_type="").exit_code == 3
 
 
+def test_rows_of_the_merge_base_that_are_not_known_are_no_pass() -> None:
+    unknown = lost_rows.Suites(None, {}, "The suites in x cannot be listed: no suites today; mend them.")
+    result = lost_rows.judged(PASSED, unknown)
+    assert (result.exit_code, result.verdict) == (3, RunVerdict.INCOMPLETE)
+    assert "no suites today" in result.reason
+    regressed = lost_rows.judged(replace(PASSED, exit_code=6, verdict=RunVerdict.WRONG_RESULTS, reason="wrong"), unknown)
+    assert (regressed.exit_code, regressed.reason.startswith("wrong; and the merge-base's rows")) == (6, True)
+    assert lost_rows.judged(PASSED, lost_rows.Suites({}, BEFORE)) == PASSED
+
+
 def test_a_row_that_the_baseline_misses_is_told_once() -> None:
     waived = RowOutcome(RowKey("bench_a.A.track_x", ("case",)), RowVerdict.MISSING, "waived", "other", flags=("WAIVED",))
     told = replace(PASSED, rows=(waived, *PASSED.rows))

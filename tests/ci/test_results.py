@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -353,9 +354,11 @@ def test_a_record_without_a_good_number_takes_the_row_down(tmp_path: Path, statu
 
 def test_more_than_the_peak_is_a_violation_whatever_the_record_says(tmp_path: Path) -> None:
     """R21, case 5: 6,000 GB/s on a 4.8 TB/s device; exactly 100 % is allowed."""
-    (over,) = _joined(tmp_path / "1", [2.0], [_record("p1", 2.0, peak_fraction=1.248)]).rows.values()
-    (full,) = _joined(tmp_path / "2", [2.0], [_record("p1", 2.0, peak_fraction=1.0)]).rows.values()
-    assert (over.state, over.samples, full.state) == ("violation", (), "measured")
+    for number, fraction in enumerate((1.248, 1.0001, math.nextafter(1, 2))):
+        (over,) = _joined(tmp_path / str(number), [2.0], [_record("p1", 2.0, peak_fraction=fraction)]).rows.values()
+        assert (over.state, over.samples) == ("violation", ())
+    (full,) = _joined(tmp_path / "full", [2.0], [_record("p1", 2.0, peak_fraction=1.0)]).rows.values()
+    assert full.state == "measured"
 
 
 def test_skips_keep_their_reason_and_need_asvs_word(tmp_path: Path) -> None:

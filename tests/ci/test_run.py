@@ -111,3 +111,14 @@ def test_a_round_that_lacks_its_other_commit_is_made_whole_before_a_run_goes_on(
     run.forget(places, device, commits[:1])
     assert gate._finish_round(places, device, commits, gate.Options(tmp_path / "report"), console) == 0
     assert len(plans) == 1
+
+
+def test_the_first_half_of_the_first_round_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by killing gates at random moments: a kill between the commits of the first round lost the process that had ended."""
+    places, device = Places(tmp_path), Device("NVIDIA H200", "cuda")
+    write_kept(tmp_path / ".asv", [commit_of([measured("bench.A.track_x", [1.0])], commit=BASE_COMMIT)])
+    commits = [Commit(sha, "subject") for sha in (BASE_COMMIT, HEAD_COMMIT)]
+    plans: list[run.RunPlan] = []
+    monkeypatch.setattr(run, "run_asv", lambda places, plan, console: plans.append(plan))
+    assert gate._finish_round(places, device, commits, gate.Options(tmp_path / "report"), Console(quiet=True)) == 1
+    assert plans == [run.RunPlan((commits[1],), 1, append=True)]

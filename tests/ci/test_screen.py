@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from gate_shortcuts import BASELINE, compare, head, outcome, verdicts
 
 from ci import baseline as baselines
 from ci.baseline import Baseline, Waiver
-from ci.compare import compare_history, screened_rows
+from ci.compare import compare_baseline, compare_history, screened_rows
 from ci.errors import UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.references import Reference
@@ -217,6 +218,14 @@ def test_slow_drift_against_a_fixed_baseline_fails_by_the_third_step() -> None:
     assert series[2:] == ["REGRESSED"] * 3
 
 
+@pytest.mark.parametrize(("change", "screened"), [(0.049, False), (0.051, True), (0.2, True)])
+def test_over_five_percent_is_looked_at_again_whatever_the_noise(change: float, screened: bool) -> None:
+    """Case 17: a row of 20 % noise hides no change over 5 % from the second look."""
+    runs = np.random.default_rng(7).normal(0, 0.2, 10)
+    noisy = _reference(list(runs - np.median(runs)))
+    assert (SCREENED in _judged([math.log1p(change)], noisy).flags) == screened
+
+
 # ---------------------------------------------------------------- little history (case 18)
 
 HISTORIES: dict[str, list[float]] = {
@@ -240,6 +249,7 @@ def _history(values: Sequence[float], value: float) -> GateResult:
     [
         ("none", 50.0, "NEW"),
         *((name, 99.9, "PASS") for name in list(HISTORIES)[1:]),
+        *((name, 98.5, "PASS") for name in ("one", "two")),  # inside the declared floor
         *((name, 94.0, "REGRESSED") for name in list(HISTORIES)[1:]),
         *((name, 50.0, "REGRESSED") for name in list(HISTORIES)[1:]),
     ],
@@ -316,6 +326,18 @@ def test_an_expired_waiver_invalidates_the_baseline() -> None:
     result = compare(_noisy_head(), _noisy_baseline([_waiver("BLIND", "2026-11-29")]))
     assert (result.verdict, result.exit_code) == (RunVerdict.BASELINE_INVALID, 4)
     assert "2026-11-29" in result.reason
+
+
+def test_a_clock_set_back_brings_no_waiver_to_life_again() -> None:
+    """A year before the baseline's own runs a waiver that is long past would still hold: BASELINE INVALID, and the clock is named."""
+    waiver = Waiver("decode_a", "REGRESSED", "r", "a", "x", datetime.date(2026, 6, 1))
+    waived = msgspec.structs.replace(BASELINE, waivers=[waiver])
+    slow = head(factors={"decode_a": 0.5})
+    assert compare(slow, waived).exit_code == 4  # the waiver is past
+    before = datetime.datetime(2026, 5, 1, tzinfo=datetime.timezone.utc)
+    result = compare_baseline([slow], waived, now=before)
+    assert (result.verdict, result.exit_code) == (RunVerdict.BASELINE_INVALID, 4)
+    assert "set the clock of this machine" in result.reason
 
 
 @pytest.mark.parametrize("change", ["MISSING", "REGRESSED"])

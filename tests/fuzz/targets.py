@@ -28,6 +28,8 @@ from ci.merge import load_all_kept
 from ci.model import CommitResult, GateResult
 from ci.report import render_html, render_junit, render_summary
 from ci.terminal import render_terminal
+from rapid_llm.errors import EvidenceError
+from tests.fuzz import of_product, of_reports
 from tests.fuzz.mutate import Mutation, mutate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +66,7 @@ def check(target: Target, data: bytes) -> bool:
     """
     try:
         target.read(data)
-    except GateError as error:
+    except (GateError, EvidenceError) as error:
         said = str(error)
         if "\n" in said or not said.isprintable() or len(said) > MAX_MESSAGE or target.named not in said:
             raise Finding(f"{target.name}: the refusal is no sentence that names {target.named}: {said[:300]!r}") from error
@@ -231,6 +233,12 @@ def _small_baseline() -> bytes:
     return baseline_file.to_json(msgspec.structs.replace(BASELINE, waivers=[waiver])).encode()
 
 
+def _measured_rows() -> bytes:
+    """A few rows of a committed baseline."""
+    data = json.loads((ROOT / "baselines" / "NVIDIA_H200.json").read_text(encoding="utf-8"))
+    return json.dumps({**data, "rows": dict(list(data["rows"].items())[::9])}).encode()
+
+
 def _compiled_parts() -> tuple[bytes, bytes]:
     row: dict[str, Any] = {"state": "compiled", "op": "op", "impl": "i", "version": "1", "launches": [], "launch_hash": "h"}
     launch = {"kind": "triton", "name": "kernel", "code": "c0", "grid": [8, 1, 1], "threads": 128, "arguments": ["float16@0"]}
@@ -248,7 +256,7 @@ def _compiled_parts() -> tuple[bytes, bytes]:
 
 @functools.cache
 def targets() -> tuple[Target, ...]:
-    """Every kind of file that the gate reads."""
+    """Every kind of file that the gate reads, and those that `dispatch()` does."""
     subject = _tree("subject")
     result = next((subject / "results" / "NVIDIA_H200").glob("bbbbbbbb-*.json"))
     benchmarks, record = subject / "results" / "benchmarks.json", subject / "records" / "p1.json"
@@ -263,6 +271,9 @@ def targets() -> tuple[Target, ...]:
     }  # fmt: skip
     waivers = [{"row": "r", "change": "BLIND", "reason": "r", "approver": "a", "reference": "r", "expires": "2999-01-01"}]
     verdict = verdict_file.dump(compare_baseline([SLOWED], BASELINE)).encode()
+    configs, config_bytes = of_product.config_file(Path(_scratch().name))
+    measured = Path(_scratch().name, "measured.json")
+    case_path, case_bytes = of_reports.case_file(Path(_scratch().name, "report"))
     made = [
         Target("result", result.read_bytes(), _subject(subject, result), str(subject)),
         Target("benchmarks", benchmarks.read_bytes(), _subject(subject, benchmarks), str(subject)),
@@ -279,6 +290,11 @@ def targets() -> tuple[Target, ...]:
         Target("compiled record", compiled, _read_compiled, "the-file.json"),
         Target("compiled baseline", compiled_baseline, _read_compiled_baseline, "the-file.json"),
         Target("shard", json.dumps(shard).encode(), _read_shard, "shard.json"),
+        Target("case", case_bytes, of_reports.read_case(case_path, _published), str(case_path.parent)),
+        Target("bisect", of_reports.bisect_file(), of_reports.read_bisect, "the-file.json"),
+        Target("config store", config_bytes, of_product.read_configs(configs, Finding), configs.name.removesuffix(".json")),
+        Target("evidence", _measured_rows(), of_product.read_evidence(measured), "measured.json"),
+        Target("golden records", record.read_bytes(), of_product.read_goldens(measured), "measured.json"),
         Target("asv's configuration", (ROOT / "asv.conf.json").read_bytes(), _read_configuration, "asv.conf.json"),
     ]
     return tuple(made)

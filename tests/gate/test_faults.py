@@ -103,7 +103,7 @@ def kill_at_random(
             before = {}
             continue
         after = whole_files(project, benchmark)
-        assert all(after.get(name, 0) >= count for name, count in before.items()), "finished rows are lost"
+        assert all(after.get(name, 0) >= count for name, count in before.items()), f"finished rows are lost: {before}, then {after}"
         before = after
     return killed
 

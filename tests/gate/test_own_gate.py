@@ -15,6 +15,7 @@ from rich.console import Console
 from ci import case as cases
 from ci import gate, lost_rows
 from ci.baseline_file import load, to_json
+from ci.errors import UsageError
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.repo import Commit, Repository
 from tests.gate.conftest import Project
@@ -55,6 +56,14 @@ EDITS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a plugin": (lambda root: (root / "ci/plugins/rounds.py").unlink(), "the gate itself"),
     "a workflow": (lambda root: (root / ".github/workflows/gpu-gate.yml").unlink(), "the workflows that run the gate"),
     "the command": (lambda root: _edit(root / "Makefile", "-m ci gate", "-m ci --help #"), "the commands of the gate"),
+    "a suite": (lambda root: (root / "asv_bench/bench_kv_write.py").unlink(), "the instrument or a suite: asv_bench/bench_kv_write.py"),
+    "a benchmark's name": (lambda root: _edit(root / "asv_bench/bench_kv_write.py", "track_calls", "track_x"), "the instrument or a suite"),
+    "a version": (lambda root: _edit(root / "asv_bench/suite.py", "work_version", "work_version "), "the instrument or a suite"),
+    "packages": (lambda root: _edit(root / "pyproject.toml", "scipy>=1.12", "scipy"), "the packages that the gate is installed with"),
+    "pinned versions": (lambda root: (root / "constraints.txt").unlink(), "pinned versions"),
+    "a start-up module": (lambda root: (root / "sitecustomize.py").touch(), "files that are neither product, tests nor docs"),
+    "pytest's set-up": (lambda root: (root / "conftest.py").touch(), "files that are neither product, tests nor docs"),
+    "git's own rules": (lambda root: (root / ".gitattributes").touch(), "files that are neither product, tests nor docs"),
     "a package's stand-in": (lambda root: (root / "asv.py").touch(), "files that are neither product, tests nor docs"),
     "moved out of sight": (lambda root: Path(root, "ci/rows.py").rename(root / "rapid_llm/rows.py"), "the gate itself: ci/rows.py"),
 }
@@ -104,6 +113,28 @@ def _judged(change: Project) -> GateResult:
     return lost_rows.judged(PASSED, lost_rows.suites(repository, Commit(change.git("rev-parse", "main"), "merge-base")))
 
 
+def test_a_merge_base_whose_suites_cannot_be_listed_is_no_pass(change: Project) -> None:
+    suite = change.path / "asv_bench" / "bench_kv_write.py"
+    text = suite.read_text(encoding="utf-8")
+    suite.write_text(text + "\nraise RuntimeError('no suites today')\n", encoding="utf-8")
+    broken = change.commit("broken")
+    suite.write_text(text, encoding="utf-8")
+    _delete_suites(change)
+    change.commit("change")
+    found = lost_rows.suites(Repository(change.path), Commit(broken, "merge-base"))
+    result = lost_rows.judged(PASSED, found)
+    assert (found.before, result.exit_code) == (None, 3)
+    assert "no suites today" in result.reason
+
+
+def test_a_merge_base_without_suites_has_none_to_miss(change: Project) -> None:
+    change.git("rm", "-rq", "asv_bench")
+    bare = change.commit("no suites")
+    change.git("checkout", "-q", "main", "--", "asv_bench")
+    change.commit("suites")
+    assert lost_rows.judged(PASSED, lost_rows.suites(Repository(change.path), Commit(bare, "merge-base"))) == PASSED
+
+
 def test_an_unchanged_suite_loses_no_row(change: Project) -> None:
     (change.path / "rapid_llm" / "new.py").touch()
     assert _judged(change) == PASSED
@@ -145,6 +176,41 @@ def test_the_gate_itself_ends_with_3_for_a_deleted_suite(change: Project, monkey
         text = (change.path / "report" / name).read_text(encoding="utf-8")
         assert "bench_kv_write" in text
         assert "MISSING" in text
+
+
+def _gate_without_measuring(change: Project, monkeypatch: pytest.MonkeyPatch) -> GateResult:
+    monkeypatch.setattr(gate, "_measure_pairs", lambda *_: None)
+    monkeypatch.setattr(cases, "_in_pairs", lambda *_: PASSED)
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    return gate.gate(change.path, gate.Options(change.path / "report", compiled=False), Console(quiet=True))
+
+
+def test_what_is_named_for_review_reaches_the_report_and_leaves_the_exit_code(change: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, with the measuring left out: a name for a person in every form of the report, and no verdict of its own."""
+    for name in ("baseline", "waiver", "band", "instrument", "tolerance", "a version", "a workflow", "packages", "pinned versions"):
+        EDITS[name][0](change.path)
+    for name in ("the command", "a start-up module", "pytest's set-up", "a package's stand-in"):
+        EDITS[name][0](change.path)
+    change.commit("everything")
+    result = _gate_without_measuring(change, monkeypatch)
+    assert result.exit_code == 0
+    kinds = {what for _, what in EDITS.values() if ":" not in what} - {"asv's configuration"}
+    told = " ".join(notice for notice in result.notices if notice.startswith("The change touches "))
+    assert sorted(kind for kind in kinds if kind not in told) == []
+    for file in ("index.html", "summary.md", "verdict.json"):
+        text = (change.path / "report" / file).read_text(encoding="utf-8")
+        assert text.count("The change touches ") >= len(kinds), file
+
+
+def test_asvs_configuration_ends_the_gate_with_2_before_anything_is_measured(change: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    _edit(change.path / "asv.conf.json", '".ci.plugins.rounds"', '".ci.plugins.round"')
+    change.commit("without a plugin")
+    monkeypatch.setenv("RAPID_LLM_BENCH_DEVICE", "cpu")
+    with pytest.raises(UsageError, match=r"asv\.conf\.json leaves out the plugin \.ci\.plugins\.rounds") as refused:
+        gate.gate(change.path, gate.Options(change.path / "report", compiled=False), Console(quiet=True))
+    assert refused.value.exit_code == 2
+    assert not (change.path / "report" / "verdict.json").exists()
+    assert not list((change.path / ".asv").glob("records/*"))
 
 
 def test_a_renamed_benchmark_is_missed_and_another_version_is_named(change: Project) -> None:

@@ -72,8 +72,10 @@ def test_true_division_not_the_reciprocal(backend: str, device: str) -> None:
         lambda x: x.view(2, 3, 2, 2, 8)[:, 1:, :, ::2],
     ],
 )
-def test_shapes_and_strides(backend: str, device: str, view: Any) -> None:
-    x = view(torch.randn(6, 4, 8, device=device))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_shapes_and_strides(backend: str, device: str, view: Any, dtype: torch.dtype) -> None:
+    """Case 30, in every dtype: 16 bits are quantised by another way than 32, and once took a row's number for a part of the scale."""
+    x = view(torch.randn(6, 4, 8, device=device).to(dtype))
     written = quantize_e4m3(x, 0.1, backend=backend)
     assert written.shape == x.shape
     assert written.is_contiguous()

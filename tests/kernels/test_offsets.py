@@ -13,7 +13,7 @@ import triton.language as tl
 
 from asv_bench.verify import check_decode, check_write, decode_reference
 from rapid_llm.kernels.decode_tile import row_offsets
-from rapid_llm.kernels.ops import kv_write, paged_decode_attention
+from rapid_llm.kernels.ops import kv_write, paged_decode_attention, rope_norm_kv_write
 from rapid_llm.kernels.paged_decode import fits_32_bits
 
 NUM_KV_HEADS, HEAD_DIM = 8, 128
@@ -75,3 +75,20 @@ def test_write_then_attend_past_two_to_the_31(sparse_pool: torch.Tensor, backend
     out = paged_decode_attention(q, k_rows, v_rows, table, lens, **scales, backend=backend)
     reference = decode_reference(q, k_rows, v_rows, table, lens, **scales)
     check_decode(out, reference, kv_dtype=str(sparse_pool.dtype))
+
+
+@needs_cpu
+def test_rotate_and_write_past_two_to_the_31(sparse_pool: torch.Tensor, backend: str) -> None:
+    """What is written past 2**31 is what the call writes to the first rows of a small pool, bit for bit; the neighbours stay zero."""
+    num_rows = sparse_pool.shape[0]
+    slots = torch.tensor([0, num_rows - 5, num_rows - 4, num_rows - 1], dtype=torch.int32)
+    q, k, v = (torch.randn(4, NUM_KV_HEADS, HEAD_DIM).half() for _ in range(3))
+    positions, cos_sin = torch.arange(4), torch.randn(4, HEAD_DIM)
+    scales: dict[str, Any] = {"k_scale": 0.02, "v_scale": 0.01} if sparse_pool.dtype == torch.uint8 else {}
+    small = torch.zeros(4, 2 * NUM_KV_HEADS, HEAD_DIM, dtype=sparse_pool.dtype)
+    for pool, rows in ((sparse_pool, slots), (small, torch.arange(4, dtype=torch.int32))):
+        halves = pool.split(NUM_KV_HEADS, dim=1)
+        rope_norm_kv_write(q, k, v, positions, cos_sin, rows, *halves, **scales, backend=backend)
+    assert torch.equal(sparse_pool[slots.long()], small)
+    assert small.any(dim=2).all()
+    assert not sparse_pool[torch.tensor([1, 2, num_rows - 6, num_rows - 3, num_rows - 2])].any()

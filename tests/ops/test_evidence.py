@@ -243,12 +243,17 @@ def test_times_in_another_unit_are_found_where_the_file_tells(recorded: Path, tm
         load_evidence(changed(recorded, tmp_path, in_ms))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"schema": 1};'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", "{", '{"schema": 1};', "[" * 100_000, '{"schema": 1e400}', '{"schema": "%s"}' % ("x" * 70_000)],
+    ids=lambda text: text[:20],
+)
 def test_what_is_no_baseline(tmp_path: Path, text: str) -> None:
     path = tmp_path / "b.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(EvidenceError, match=r"b\.json"):
+    with pytest.raises(EvidenceError, match=r"b\.json") as caught:
         load_evidence(path)
+    assert len(str(caught.value)) < 1000
     with pytest.raises(EvidenceError, match="cannot be read"):
         load_evidence(tmp_path / "absent.json")
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rapid_llm.strict_json import read_strict_json
+
 __all__ = [
     "CONFIG_DIR_VARIABLE",
     "SCHEMA",
@@ -42,6 +44,7 @@ _PACKAGED = Path(__file__).parent / "configs"
 _EXACT = frozenset({"num_q_heads", "num_kv_heads", "head_dim", "block_size"})
 _IGNORED = frozenset({"num_rows"})
 _MAX_NAME = 120
+_MAX_TEXT = 64
 
 _warned: set[str] = set()
 _writes = 0
@@ -109,8 +112,10 @@ class StoredConfig:
         """Why this is no entry; None where it is one."""
         if not isinstance(self.config, Mapping) or not self.config:
             return "config is no object with fields"
-        if any(type(value) not in (int, str) and value is not None for value in self.config.values()):
-            return "config holds what is neither int, text nor null"
+        if any(not name.isidentifier() or len(name) > _MAX_TEXT for name in self.config):
+            return "config has a key that names no field"
+        if not all(_small(value) for value in self.config.values()):
+            return "config holds what is neither an int of 64 bits, a short text nor null"
         if not _number(self.latency_us) or not 0 < self.latency_us < math.inf:
             return f"latency_us is {self.latency_us!r} and no positive finite number"
         if not _number(self.max_abs_diff) or not 0 <= self.max_abs_diff < math.inf:
@@ -215,6 +220,12 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _small(value: object) -> bool:
+    if type(value) is str:
+        return len(value) <= _MAX_TEXT and value.isprintable()
+    return value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+
+
 def _parsed(entry: Any) -> StoredConfig | str:
     names = [field.name for field in dataclasses.fields(StoredConfig)]
     if not isinstance(entry, dict) or not set(names) <= set(entry):
@@ -235,16 +246,12 @@ def _loaded(path: str, *stamp: int) -> tuple[dict[str, Any], str | None]:
     """Entries of a file as it was at `stamp`, and what is wrong with it."""
     del stamp
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        data = read_strict_json(Path(path))
     except (OSError, ValueError) as error:
         return {}, str(error)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("entries"), dict):
         return {}, f"its schema is not {SCHEMA}"
     return data["entries"], None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _replace(path: Path, data: dict[str, Any]) -> None:

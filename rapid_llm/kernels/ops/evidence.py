@@ -15,7 +15,6 @@ from the usual ones, and rows that vary the fixture.
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import re
 import statistics
@@ -28,6 +27,7 @@ from rapid_llm.errors import EvidenceError
 from rapid_llm.kernels.ops import registry
 from rapid_llm.kernels.ops.dispatch import set_perf_provider
 from rapid_llm.kernels.ops.spec import GoldenRecord, KernelSpec, Measurement, Request
+from rapid_llm.strict_json import read_strict_json
 
 __all__ = ["Evidence", "RecordedCase", "device_name_here", "install_evidence", "load_evidence", "parse_label", "record_goldens"]
 
@@ -37,6 +37,8 @@ _MS_PER_US = 1e-3
 _MAX_RATIO = 4.0
 _UNIT_TOLERANCE = 1e-3
 _US_PER_S = 1e6
+_MAX_QUOTED = 200
+"""Characters of a foreign file in a message."""
 _FAILED_VERIFICATION = "unverified"
 
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
@@ -154,7 +156,7 @@ def load_evidence(path: str | Path) -> Evidence:
         return _evidence(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EvidenceError(
-            f"{path} is no usable baseline ({type(error).__name__}: {error}); restore it from the base branch, or record it anew."
+            f"{path} is no usable baseline ({_quoted(error)}); restore it from the base branch, or record it anew."
         ) from error
 
 
@@ -200,7 +202,7 @@ def record_goldens(path: str | Path) -> dict[str, GoldenRecord]:
     try:
         goldens = _goldens((row, row["status"] == _FAILED_VERIFICATION) for row in data["rows"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EvidenceError(f"{path} is no usable process record ({type(error).__name__}: {error}); measure again.") from error
+        raise EvidenceError(f"{path} is no usable process record ({_quoted(error)}); measure again.") from error
     for name in sorted(set(goldens) & set(registry.names())):
         registry.record_golden(name, goldens[name])
     return goldens
@@ -277,16 +279,16 @@ def _capability(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def _quoted(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:_MAX_QUOTED]}"
+
+
 def _read(path: Path, schemas: Sequence[str]) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        data = read_strict_json(path)
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path} cannot be read as strict JSON ({error}); restore it, or record it anew.") from error
     found = data.get("schema") if isinstance(data, dict) else None
     if found not in schemas:
-        raise EvidenceError(f"{path} expected schema {' or '.join(schemas)}, got {found!r}; give a file of that schema.")
+        raise EvidenceError(f"{path} expected schema {' or '.join(schemas)}, got {str(found)[:_MAX_QUOTED]!r}; give a file of that schema.")
     return data  # type: ignore[no-any-return]
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")

@@ -35,7 +35,8 @@ def chosen_config(spec: KernelSpec, request: Request) -> tuple[Any, str]:
         return None, "has no config"
     if spec.name in _overrides:
         return _overrides[spec.name], f"config overridden: {_overrides[spec.name]}"
-    stored = get_best_config(config_key(spec, request))
+    key = config_key(spec, request)
+    stored = get_best_config(key)
     if stored is None:
         return None, "config by rule: none is stored for this key"
     try:
@@ -44,7 +45,9 @@ def chosen_config(spec: KernelSpec, request: Request) -> tuple[Any, str]:
     except TypeError as error:
         problem = str(error)
     if problem is not None:
-        warnings.warn(f"The stored config of {spec.name} is passed over: {problem}. Tune it again.", RuntimeWarning, stacklevel=2)
+        where = config_store.file_name(key.device)
+        told = f"The stored config of {spec.name} in {where} is passed over: {problem}. Tune it again."
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
         return None, f"config by rule: the stored one does not fit ({problem})"
     day, commit = (str(stored.environment.get(name, "unknown")) for name in ("date", "commit"))
     return config, f"config tuned: {config}, {stored.latency_us:.4g} us when chosen, {day} at commit {commit[:12]}"
