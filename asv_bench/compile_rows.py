@@ -1,4 +1,4 @@
-"""One architecture: every row's public call on a stand-in device, its launches, and the figures of what they would run.
+"""One architecture: every row's public call on a stand-in device, its launches, and the machine code of what they would run.
 
 `asv_bench.compiled` starts it, in a process of its own.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,8 +19,8 @@ import torch._dynamo  # what a dispatch mode imports at its first use, once befo
 import triton
 
 import rapid_llm
-from asv_bench import claims, launches, machine_code, suite
-from asv_bench.compiled import SourceError, cached, tool
+from asv_bench import claims, compile_cache, launches, machine_code, suite
+from asv_bench.compiled import SourceError
 from asv_bench.launches import Launch
 from asv_bench.stand_in import DEVICES, Device, standing_in
 from rapid_llm.errors import NoKernelError
@@ -50,7 +49,7 @@ def compile_architecture(arch: str, cache: Path, journal: Path, select: str | No
 
     Args:
         arch: Of `asv_bench.stand_in.DEVICES`.
-        cache: Where figures and listings are kept.
+        cache: Where machine codes are kept.
         journal: File to write.
         select: Regular expression over row ids.
         own: Figures of the device of this machine, in place of those of the architecture's named device.
@@ -141,7 +140,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _resources(launch: Launch, device: Device, cache: Path) -> dict[str, int]:
-    """Occupancy of a Triton launch, whose figures it writes to the cache.
+    """Occupancy of a Triton launch, whose machine code it keeps in the cache.
 
     Raises:
         ValueError: It needs more shared memory than a block of the device can have.
@@ -152,7 +151,7 @@ def _resources(launch: Launch, device: Device, cache: Path) -> dict[str, int]:
         raise ValueError(
             f"{launch.name} needs {launch.shared_bytes:,} bytes of shared memory a block and the device has {device.block_shared_bytes:,}"
         )
-    figures = _figures(launch, cache)
+    figures = _assembled(launch, cache)
     limits = machine_code.Limits(device.warps, device.blocks, device.shared_bytes)
     warps = machine_code.occupancy_warps(
         limits, registers=figures["registers"], shared_bytes=launch.shared_bytes, warps_a_block=launch.threads // 32
@@ -160,19 +159,12 @@ def _resources(launch: Launch, device: Device, cache: Path) -> dict[str, int]:
     return {"occupancy_warps": warps}
 
 
-def _figures(launch: Launch, cache: Path) -> dict[str, int]:
-    kept = cache / "codes" / f"{launch.code}.json"
-    made = cached(kept)
-    if made is not None:
-        return made
-    sass = machine_code.disassemble(launch.kernel.asm["cubin"], tool("cuobjdump"))
-    figures = machine_code.figures(sass, launch.ptxas_log or _assembled_again(launch))
-    for path, text in ((cache / "sass" / f"{launch.code}.txt", machine_code.listing(sass)), (kept, json.dumps(figures, sort_keys=True))):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    return figures
+def _assembled(launch: Launch, cache: Path) -> dict[str, int]:
+    made = compile_cache.assembled(cache, launch.code)
+    if made is None:
+        made = machine_code.assembled(launch.ptxas_log or _assembled_again(launch))
+        compile_cache.keep(cache, launch.code, launch.kernel.asm["cubin"], made)
+    return made
 
 
 def _assembled_again(launch: Launch) -> str:

@@ -16,13 +16,14 @@ import json
 import multiprocessing
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from asv_bench import compile_cache, machine_code
 
 SCHEMA = "rapid_llm/compiled/1"
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SourceError as error:
         print(f"asv_bench.compiled: {error}", file=sys.stderr)
         return 1
-    _write(options.output, record)
+    compile_cache.write(options.output, record)
     return 0
 
 
@@ -77,30 +78,18 @@ def compiled(source: Path, cache: Path, architectures: Sequence[str], *, select:
         tools["ptxas"][THIS_DEVICE] = tools["ptxas"][_architecture_of(device)]
     key = _key(source, tools, architectures, select)
     kept = cache / "records" / f"{key}.json"
-    made = cached(kept)
+    made = compile_cache.cached(kept)
     if made is not None and (made.get("schema"), made.get("source")) == (SCHEMA, key):
         return made
     found = _compile_all(source, cache, architectures, select, device)
     record = {"schema": SCHEMA, "source": key, **tools, "architectures": found}
-    record["codes"] = {code: _read_code(cache, code) for code in _codes(found)}
-    if not any(arch["died"] for arch in found.values()):
-        _write(kept, record)
-    return record
-
-
-def cached(path: Path) -> dict[str, Any] | None:
-    """What a file of the cache holds, None where there is none; a damaged one is told, and made again."""
     try:
-        made = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        print(f"asv_bench.compiled: {path} is damaged ({error}); compiling again", file=sys.stderr)
-        return None
-    if not isinstance(made, dict):
-        print(f"asv_bench.compiled: {path} holds no table; compiling again", file=sys.stderr)
-        return None
-    return made
+        record["codes"] = compile_cache.figures(cache, _codes(found), tool("cuobjdump"))
+    except machine_code.ToolError as error:
+        raise SourceError(str(error)) from error
+    if not any(arch["died"] for arch in found.values()):
+        compile_cache.write(kept, record)
+    return record
 
 
 def tool_versions() -> dict[str, Any]:
@@ -195,7 +184,8 @@ def _compile_all(
     compile_rows.check_source(source)
     context = multiprocessing.get_context("fork")
     cache.mkdir(parents=True, exist_ok=True)
-    waiting, results, began_s = list(architectures), {}, time.monotonic()
+    # The newest first: compiling takes longer for them, and what comes last should be short.
+    waiting, results, began_s = list(reversed(architectures)), {}, time.monotonic()
     running: dict[str, tuple[Any, Path, float]] = {}
     try:
         while waiting or running:
@@ -251,18 +241,6 @@ def _codes(architectures: dict[str, Any]) -> Iterator[str]:
         if launch["kind"] == "triton"
     }
     return iter(sorted(codes))
-
-
-def _read_code(cache: Path, code: str) -> dict[str, int]:
-    made: dict[str, int] = json.loads((cache / "codes" / f"{code}.json").read_text(encoding="utf-8"))
-    return made
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, allow_nan=False, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    shutil.move(temporary, path)
 
 
 if __name__ == "__main__":

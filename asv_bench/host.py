@@ -21,6 +21,8 @@ _MAX_SAMPLES = 1000
 _REP_MS = 192.0
 BLOCKS = 48
 """Blocks of calls of `bench_host`."""
+WALL_LEAST_SAMPLES = 2 * MIN_SAMPLES
+"""Calls of `wall_samples`, however long they take."""
 _ATTEMPTS = 4
 _PAUSE_S = 0.4
 _QUIET_FACTOR = 1.15
@@ -73,7 +75,7 @@ def wall_samples(fn: Call, flush: Call, rep_ms: float) -> tuple[float, ...]:
     """Wall times of single calls in us, each after a flush."""
     samples: list[float] = []
     spent_us = 0.0
-    while len(samples) < MIN_SAMPLES * 2 or (spent_us < min(rep_ms, WALL_REP_MS) * 1e3 and len(samples) < _WALL_MAX_SAMPLES):
+    while len(samples) < WALL_LEAST_SAMPLES or (spent_us < min(rep_ms, WALL_REP_MS) * 1e3 and len(samples) < _WALL_MAX_SAMPLES):
         flush()
         start_s = time.perf_counter()
         fn()

@@ -7,18 +7,14 @@ of this device. `--quick` goes through the same steps at tiny shapes, on a CPU i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import multiprocessing
-import os
-import re
+import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asv_bench import kv_pool, trial_peers
+from asv_bench import kv_pool, trial_command, trial_peers
 from asv_bench.decode_cells import BLOCK_SIZE, Cell, Prepared, cells, prepare
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import bench, bench_graph, now_s
@@ -167,37 +163,17 @@ def compile_beforehand(
         most: Only so many configs of each cell, from the rule's on; None takes the whole short list.
         block_sizes: Of the tables.
     """
-    from asv_bench import compiled
-
-    own = compiled.this_device()
-    context = multiprocessing.get_context("fork")
     entries = _to_compile(chosen, most, block_sizes)
-    workers = [context.Process(target=_compile_some, args=(entries[first::jobs], own)) for first in range(jobs)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(max(0.0, ends_s - now_s()))
-        if worker.is_alive():
-            worker.kill()
-            worker.join()
+    trial_command.compile_beforehand(functools.partial(_compile_entries, entries), jobs, ends_s)
 
 
-def _compile_some(entries: Sequence[tuple[Cell, Any, int]], own: dict[str, Any]) -> None:
-    from triton.runtime.jit import JITFunction
+def _compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step: int) -> None:
+    _compile_entries(_to_compile(chosen), own, first, step)
 
-    from asv_bench.stand_in import DEVICES, standing_in
 
-    figures = {name: own[name] for name in ("name", "multiprocessors", "l2_bytes")}
-    device = dataclasses.replace(DEVICES["sm_{}{}".format(*own["capability"])], **figures)
-    original = JITFunction.run
-
-    def compiled_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
-        del warmup
-        return original(kernel, *args, warmup=True, **kwargs)
-
-    JITFunction.run = compiled_only
-    with standing_in(device) as cuda:
-        for cell, config, block_size in entries:
+def _compile_entries(entries: Sequence[tuple[Cell, Any, int]], own: dict[str, Any], first: int, step: int) -> None:
+    with trial_command.compiling_only(own) as cuda:
+        for cell, config, block_size in entries[first::step]:
             try:
                 _call_on_stand_in(cell, config, block_size, cuda)
             except Exception as error:  # the trial meets it again, and tells it
@@ -237,39 +213,25 @@ def _call_on_stand_in(cell: Cell, config: Any, block_size: int, cuda: torch.devi
         ops.paged_decode_attention(q, k_rows, v_rows, table, lens, block_size=block_size, backend="triton", **scales)
 
 
+def _trial(device: torch.device, results: Results, ends_s: float) -> Trial:
+    made = Trial(device, results, ends_s)
+    made.host()
+    return made
+
+
 def main(argv: Sequence[str], device_context: Any) -> int:
     """The command; returns the exit status: 0, 1 where something failed, 2 where nothing is selected."""
-    parser = argparse.ArgumentParser(prog="python -m asv_bench.tune --trial", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--json", type=Path, required=True, help="file to write, anew after each result")
-    parser.add_argument("--seconds", type=float, default=540.0, help="time for all of it")
-    parser.add_argument("--select", default="", help="regular expression over the cells' labels, such as '32x32k|1x1k'")
-    jobs = max(1, len(os.sched_getaffinity(0)) - 2)
-    parser.add_argument("--jobs", type=int, default=jobs, help="processes that compile beforehand; 0 compiles at the first call")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes")
-    arguments = parser.parse_args(argv)
-    began_s = now_s()
-    ends_s = began_s + arguments.seconds
-    chosen = [cell for cell in cells(quick=arguments.quick) if re.search(arguments.select, cell.label)]
-    if not chosen:
-        print(f"--select {arguments.select!r} finds no cell; leave it out to see them all", file=sys.stderr)
-        return 2
-    with device_context() as device:
-        if arguments.jobs and device.type == "cuda":
-            compile_beforehand(chosen, arguments.jobs, began_s + 0.4 * arguments.seconds)
-        results = Results(arguments.json, device, quick=arguments.quick)
-        print(f"compiled and ceilings read in {now_s() - began_s:.0f} s", flush=True)
-        trial = Trial(device, results, ends_s)
-        trial.host()
-        for place, cell in enumerate(chosen):
-            left_s = ends_s - now_s()
-            if left_s <= 0:
-                print(f"the time is over before {cell.label}", file=sys.stderr)
-                break
-            try:
-                trial.cell(cell, now_s() + left_s / (len(chosen) - place))
-            except Exception as error:  # a cell that does not fit the device's memory, say; the others are measured
-                trial.not_measured({"what": "cell", "cell": cell.label, "block_size": None, "config": None}, error)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        print(results.summary())
-    return 1 if trial.failed else 0
+    sitting = trial_command.Sitting(
+        prog="python -m asv_bench.tune --trial",
+        description=(__doc__ or "").partition("\n\n")[0],
+        seconds=540.0,
+        compile_share=0.4,
+        select_example="32x32k|1x1k",
+        quick_help="tiny shapes",
+        cells=lambda quick: cells(quick=quick),
+        compile_some=_compile_some,
+        trial=_trial,
+        told=lambda cell: {"what": "cell", "cell": cell.label, "block_size": None, "config": None},
+        summary=lambda results: results.summary(),
+    )
+    return trial_command.main(sitting, argv, device_context)

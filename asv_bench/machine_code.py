@@ -1,7 +1,7 @@
 """What the compiler made of a kernel: figures of one cubin, exact and without a GPU.
 
-Registers, stack and spills are what ptxas says of its own work; instructions are counted in the SASS that cuobjdump prints (both tools are
-in Triton's wheel). Counts are of instructions in the code, not of how often a loop runs them.
+Registers, stack and spills are what ptxas says of its own work; instructions are counted in the SASS that cuobjdump prints
+(`asv_bench.sass`; both tools are in Triton's wheel). Counts are of instructions in the code, not of how often a loop runs them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-import subprocess
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 _HASHED_SECTIONS = (".text", ".nv.constant", ".nv.global.init")
+_NO_CONTENT = 8
+"""Type of a section that takes no room in the file."""
+_INSTRUCTION_BYTES = 16
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
@@ -66,47 +66,47 @@ def code_hash(cubin: bytes, name: str, *, threads: int, shared_bytes: int) -> st
     """
     parts = [f"threads={threads} shared={shared_bytes}".encode()]
     found = False
-    for section, content in _sections(cubin):
-        if section.startswith(_HASHED_SECTIONS):
-            found = found or section.startswith(".text")
-            parts.append(section.replace(name, "kernel").encode() + b"\0" + content)
+    for section in sections(cubin):
+        if section.name.startswith(_HASHED_SECTIONS):
+            is_code = section.name.startswith(".text")
+            found = found or is_code
+            # The upper byte of a code section's info is its number of registers.
+            registers = bytes([section.info >> 24]) if is_code else b""
+            parts.append(section.name.replace(name, "kernel").encode() + b"\0" + section.content + registers)
     if not found:
         raise ToolError(f"the cubin of {name} has no section .text: Triton's output has changed, mend asv_bench/machine_code.py")
     return hashlib.sha256(b"\0\0".join([parts[0], *sorted(parts[1:])])).hexdigest()[:32]
 
 
-def _sections(elf: bytes) -> list[tuple[str, bytes]]:
-    """Name and content of each section of a 64-bit little-endian ELF file (System V ABI, chapter 4)."""
+@dataclass(frozen=True)
+class Section:
+    """A section of an ELF file; `kind`, `flags` and `info` as its header has them."""
+
+    name: str
+    kind: int
+    flags: int
+    info: int
+    content: bytes
+
+
+def sections(elf: bytes) -> list[Section]:
+    """The sections of a 64-bit little-endian ELF file (System V ABI, chapter 4).
+
+    Raises:
+        ToolError: It is no such file.
+    """
     if elf[:6] != b"\x7fELF\x02\x01":
         raise ToolError("a cubin is no ELF file of 64 bits: Triton's output has changed, mend asv_bench/machine_code.py")
     (start,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, start + i * size) for i in range(count)]
     table = headers[names_at][4]
-    sections = []
-    for name, kind, _flags, _address, offset, length, _link, info, *_ in headers:
+    found = []
+    for name, kind, flags, _address, offset, length, _link, info, *_ in headers:
         end = elf.index(b"\0", table + name)
-        # Type 8 has no content in the file. The upper byte of a code section's info is its number of registers.
-        content = b"" if kind == 8 else elf[offset : offset + length]
-        text = elf[table + name : end].decode()
-        sections.append((text, content + bytes([info >> 24]) if text.startswith(".text") else content))
-    return sections
-
-
-def disassemble(cubin: bytes, tool: Path) -> str:
-    """The SASS as cuobjdump prints it.
-
-    Raises:
-        ToolError: cuobjdump failed.
-    """
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode or "Function :" not in done.stdout:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ToolError(f"{tool} ended with {done.returncode} ({said[-1] if said else 'no output'}): is the triton wheel whole?")
-    return done.stdout
+        content = b"" if kind == _NO_CONTENT else elf[offset : offset + length]
+        found.append(Section(elf[table + name : end].decode(), kind, flags, info, content))
+    return found
 
 
 def listing(sass: str) -> str:
@@ -114,11 +114,15 @@ def listing(sass: str) -> str:
     return "".join(f"{match[1]}{match[2].rstrip()}\n" for match in _INSTRUCTION.finditer(sass))
 
 
-def figures(sass: str, ptxas_log: str) -> dict[str, int]:
-    """The figures of one kernel, without occupancy.
+def code_bytes(sass: str) -> int:
+    """Size of the instructions that a disassembler printed."""
+    return _INSTRUCTION_BYTES * sum(1 for _ in _INSTRUCTION.finditer(sass))
+
+
+def assembled(ptxas_log: str) -> dict[str, int]:
+    """The figures that ptxas tells of a kernel.
 
     Args:
-        sass: From `disassemble`.
         ptxas_log: What ptxas said with -v.
     Raises:
         ToolError: The log does not have what is read from it.
@@ -126,23 +130,26 @@ def figures(sass: str, ptxas_log: str) -> dict[str, int]:
     spills, registers = _SPILLS.search(ptxas_log), _REGISTERS.search(ptxas_log)
     if spills is None or registers is None:
         raise ToolError("ptxas said nothing of registers and spills: its wording has changed, mend asv_bench/machine_code.py")
-    counts: Counter[str] = Counter()
-    total = size = 0
-    for opcode, operands in (match.groups() for match in _INSTRUCTION.finditer(sass)):
-        name, *modifiers = opcode.split(".")
-        size += 16
-        if name == "NOP":
-            continue
-        total += 1
-        counts[_class_of(name, modifiers, operands)] += 1
-    made = {
+    return {
         "registers": int(registers[1]),
         "stack_bytes": int(spills[1]),
         "spill_store_bytes": int(spills[2]),
         "spill_load_bytes": int(spills[3]),
-        "instructions": total,
-        "code_bytes": size,
     }
+
+
+def counted(sass: str) -> dict[str, int]:
+    """The figures that are counted in a kernel's SASS, as `asv_bench.sass.disassemble` gives it."""
+    counts: Counter[str] = Counter()
+    total = size = 0
+    for opcode, operands in (match.groups() for match in _INSTRUCTION.finditer(sass)):
+        name, *modifiers = opcode.split(".")
+        size += _INSTRUCTION_BYTES
+        if name == "NOP":
+            continue
+        total += 1
+        counts[_class_of(name, modifiers, operands)] += 1
+    made = {"instructions": total, "code_bytes": size}
     for access in _ACCESSES.values():
         made |= {f"{access}_{width}": counts[f"{access}_{width}"] for width in _WIDTHS}
     names = ("bulk_copies", "mma", "wgmma", "tcgen05", "conversions", "local_loads", "local_stores", "barriers")

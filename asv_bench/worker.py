@@ -32,7 +32,7 @@ _LONG_CALL_US = 1000.0
 """Calls that cannot be shorter than this by their work are timed one by one with a flush; shorter ones by graph replay."""
 
 
-_CHECKED_CALLS = 12
+CHECKED_CALLS = 12
 """At least so many calls are made over fresh poison, each checked, before a row is timed: a kernel that is wrong now and then is seen."""
 
 _SPIN_CYCLES = 2_000_000
@@ -88,6 +88,7 @@ class Bench:
         self.memory_peak_gb_per_s = peaks.memory_peak_gb_per_s(device)
         self.ceilings = peaks.measured_ceilings(device)
         self.release()
+        gc.freeze()  # what was imported stays: only what the rows make is looked through between them
         self._most_foreign: int | None = None
 
     def look_around(self) -> None:
@@ -146,7 +147,7 @@ class Bench:
         began_s = microbench.now_s()
         prepared = row.suite().build(row.case, self.device)
         self._check_selection(prepared, impl)
-        rounds = 1 if row.suite.control else math.ceil(_CHECKED_CALLS / len(prepared.calls))
+        rounds = 1 if row.suite.control else math.ceil(CHECKED_CALLS / len(prepared.calls))
         # Calls with a reset are poisoned once: the reset is what the later rounds check.
         differences = [
             self._checked_anew(prepared) if turn == 0 or prepared.reset is None else _checked(prepared) for turn in range(rounds)

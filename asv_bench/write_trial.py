@@ -8,19 +8,14 @@ size. `--quick` goes through the same steps at a few tokens, on a CPU in Triton'
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import multiprocessing
-import os
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asv_bench import bench_kv_write, kv_pool, verify
+from asv_bench import bench_kv_write, kv_pool, trial_command, verify
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import bench_graph, now_s
 from asv_bench.peaks import measured_ceilings
@@ -276,22 +271,6 @@ def _shown(config: dict[str, Any] | None) -> str:
     return " ".join(f"{name}={value}" for name, value in (config or {}).items())
 
 
-def compile_beforehand(chosen: Sequence[Cell], jobs: int, ends_s: float) -> None:
-    """Fills Triton's cache in forked processes, which take configs in turn, on the stand-in of this machine's GPU."""
-    from asv_bench import compiled
-
-    own = compiled.this_device()
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=compile_some, args=(chosen, own, first, jobs)) for first in range(jobs)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(max(0.0, ends_s - now_s()))
-        if worker.is_alive():
-            worker.kill()
-            worker.join()
-
-
 def compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step: int) -> int:
     """Compiles every `step`-th config of each cell from the `first` on, by the public call on tensors that are not there.
 
@@ -302,68 +281,41 @@ def compile_some(chosen: Sequence[Cell], own: dict[str, Any], first: int, step: 
     Returns:
         How many calls were compiled.
     """
-    from triton.runtime.jit import JITFunction
-
-    from asv_bench.stand_in import DEVICES, standing_in
-
-    figures = {name: own[name] for name in ("name", "multiprocessors", "l2_bytes")}
-    device = dataclasses.replace(DEVICES["sm_{}{}".format(*own["capability"])], **figures)
-    original, compiled = JITFunction.run, 0
-
-    def compiled_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
-        del warmup
-        return original(kernel, *args, warmup=True, **kwargs)
-
-    JITFunction.run = compiled_only
-    try:
-        with standing_in(device) as cuda:
-            for cell in chosen:
-                sets = bench_kv_write.write_sets(cell.case, cuda)
-                sizes = dict(bench_kv_write.request_of(sets).shape)
-                for config in short_list(sizes, cell.kv_dtype)[: len(_OF_MANY)][first::step]:
-                    try:
-                        with tuned.overridden(KERNEL, config):
-                            sets.call(0)()
-                        compiled += 1
-                    except Exception as error:  # the trial meets it again, and tells it
-                        print(f"compiling for {cell.label}: {type(error).__name__}", file=sys.stderr)
-    finally:
-        JITFunction.run = original
+    compiled = 0
+    with trial_command.compiling_only(own) as cuda:
+        for cell in chosen:
+            sets = bench_kv_write.write_sets(cell.case, cuda)
+            sizes = dict(bench_kv_write.request_of(sets).shape)
+            for config in short_list(sizes, cell.kv_dtype)[: len(_OF_MANY)][first::step]:
+                try:
+                    with tuned.overridden(KERNEL, config):
+                        sets.call(0)()
+                    compiled += 1
+                except Exception as error:  # the trial meets it again, and tells it
+                    print(f"compiling for {cell.label}: {type(error).__name__}", file=sys.stderr)
     return compiled
+
+
+def _trial(device: torch.device, results: Results, ends_s: float) -> Trial:
+    del ends_s
+    made = Trial(device, results, measured_ceilings(device))
+    print(made.ceilings, flush=True)
+    return made
 
 
 def main(argv: Sequence[str], device_context: Any) -> int:
     """The command; returns the exit status: 0, 1 where something failed, 2 where nothing is selected."""
-    parser = argparse.ArgumentParser(prog="python -m asv_bench.tune --trial-write", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--json", type=Path, required=True, help="file to write, anew after each result")
-    parser.add_argument("--seconds", type=float, default=120.0, help="time for all of it")
-    parser.add_argument("--select", default="", help="regular expression over the cells' labels, such as 'e4m3|T=64'")
-    jobs = max(1, len(os.sched_getaffinity(0)) - 2)
-    parser.add_argument("--jobs", type=int, default=jobs, help="processes that compile beforehand; 0 compiles at the first call")
-    parser.add_argument("--quick", action="store_true", help="a few tokens")
-    arguments = parser.parse_args(argv)
-    began_s = now_s()
-    ends_s = began_s + arguments.seconds
-    chosen = [cell for cell in cells(quick=arguments.quick) if re.search(arguments.select, cell.label)]
-    if not chosen:
-        print(f"--select {arguments.select!r} finds no cell; leave it out to see them all", file=sys.stderr)
-        return 2
-    with device_context() as device:
-        if arguments.jobs and device.type == "cuda":
-            compile_beforehand(chosen, arguments.jobs, began_s + 0.3 * arguments.seconds)
-        results = Results(arguments.json, device, quick=arguments.quick)
-        trial = Trial(device, results, measured_ceilings(device))
-        print(f"compiled and ceilings read in {now_s() - began_s:.0f} s: {trial.ceilings}", flush=True)
-        for place, cell in enumerate(chosen):
-            left_s = ends_s - now_s()
-            if left_s <= 0:
-                print(f"the time is over before {cell.label}", file=sys.stderr)
-                break
-            try:
-                trial.cell(cell, now_s() + left_s / (len(chosen) - place))
-            except Exception as error:  # a cell that does not fit the device's memory, say; the others are measured
-                trial.not_measured(_told(cell, "cell", None), error)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        print("\n".join(summary(results.rows)))
-    return 1 if trial.failed else 0
+    sitting = trial_command.Sitting(
+        prog="python -m asv_bench.tune --trial-write",
+        description=(__doc__ or "").partition("\n\n")[0],
+        seconds=120.0,
+        compile_share=0.3,
+        select_example="e4m3|T=64",
+        quick_help="a few tokens",
+        cells=lambda quick: cells(quick=quick),
+        compile_some=compile_some,
+        trial=_trial,
+        told=lambda cell: _told(cell, "cell", None),
+        summary=lambda results: "\n".join(summary(results.rows)),
+    )
+    return trial_command.main(sitting, argv, device_context)

@@ -139,12 +139,13 @@ def compare_baseline(
     rows: list[RowOutcome] = []
     unfit = None
     if all(problem.kind in _COMPARABLE_KINDS for problem in errors):
-        judged = judge(head_runs, references_of(baseline), estimate=run_estimate, pairs=pairs)
+        references = references_of(baseline)
+        judged = judge(head_runs, references, estimate=run_estimate, pairs=pairs)
         unfit = judged.unfit and runner_state.explained(judged.unfit, head_runs, [runner_state.of_run(run) for run in baseline.runs])
         rows, waived = waive(judged.rows, baseline, now)
         told.extend([*judged.notices, *waived])
         if unfit is None:
-            rows, crept = creep.marked(rows, judged.spreads, baseline, len(head_runs), now)
+            rows, crept = creep.marked(rows, judged.spreads, baseline, len(head_runs), now, references)
             told.extend(crept)
     result = blank_result("baseline", device or baseline.device.name, base or baseline.anchor_commit, last, told, len(head_runs))
     result = replace(result, head=head or last.commit, base_environment=_environment_of(baseline))

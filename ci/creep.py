@@ -143,6 +143,7 @@ def marked(
     baseline: Baseline,
     num_head_runs: int,
     now: datetime.datetime,
+    references: Mapping[RowKey, Reference],
 ) -> tuple[list[RowOutcome], list[str]]:
     """Flags rows that crept away from their anchors, and turns those into failures that are too far and not waived.
 
@@ -156,10 +157,10 @@ def marked(
         baseline: With its anchors.
         num_head_runs: Runs under test.
         now: For the expiry of waivers.
+        references: Of the baseline.
     Returns:
         The rows, and a notice for each that crept.
     """
-    references = references_of(baseline)
     waived = {waiver.row for waiver in baseline.waivers if waiver.change == CREEP and waiver.expires >= now.date()}
     judged, notices = [], []
     for outcome in rows:

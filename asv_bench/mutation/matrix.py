@@ -30,6 +30,9 @@ FAULTS: tuple[Fault, ...] = (*of_decode.FAULTS, *of_write.FAULTS, *of_calls.FAUL
 REFUSED, MISSED, ACCEPTED, ERROR = "refused", "MISSED", "accepted", "ERROR"
 GOOD = (REFUSED, ACCEPTED)
 
+_CALLS_OF_RIGHT_CODE = 2
+"""Checked calls before the timer on the interpreter, where nothing is planted or what is planted is harmless."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -112,10 +115,14 @@ def measure(names: Iterable[str]) -> None:
     bench = worker.Bench(device)
     if device.type == "cpu":
         interpreter.remember_builtins()
-        host.BLOCKS = MIN_SAMPLES  # a call takes up to a second, and its time says nothing: the checks around the timer are all the same
+        # A call takes up to a second, and its time says nothing: the checks around the timer are all the same.
+        host.BLOCKS = host.WALL_LEAST_SAMPLES = MIN_SAMPLES
     known = {fault.name: fault for fault in (UNMUTATED, *FAULTS)}
+    checked_calls = worker.CHECKED_CALLS
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
+            # The interpreter does the same in each call: code that is right in a few is right in all. A fault may begin with the 11th.
+            worker.CHECKED_CALLS = _CALLS_OF_RIGHT_CODE if known[name].harmless and device.type == "cpu" else checked_calls
             for event in _events(known[name], bench, device.type, Path(folder) / safe_name(name)):
                 print(json.dumps(event), flush=True)
             print(json.dumps({"done": name}), flush=True)

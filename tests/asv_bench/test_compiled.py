@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asv_bench import bench_compiled, compiled, machine_code, stand_in, suite
+from asv_bench import bench_compiled, compiled, machine_code, sass, stand_in, suite
 from ci import compiled_run
 from ci.compiled import compare_compiled, identical_rows, summary_lines
 from ci.compiled_model import CompiledFile, CompiledResult
@@ -63,7 +63,7 @@ def heads(cache: Path, root: Path, base: CompiledFile) -> dict[str, CompiledFile
     for fault in (*FAULTS, *HARMLESS, NEEDS_E4M3, HONEST):
         folder = cache / fault.name.replace(" ", "-")
         outputs[fault.name] = folder / "compiled.json"
-        arches = ("sm_80", ARCH) if fault in (NEEDS_E4M3, HONEST) else (ARCH,)
+        arches = {NEEDS_E4M3: ("sm_80", ARCH), HONEST: ("sm_80", ARCH, "sm_100")}.get(fault, (ARCH,))
         jobs.append(_arguments(planted_copy(root, fault, folder), cache, outputs[fault.name], fault.rows, arches))
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -166,6 +166,54 @@ def test_an_architecture_whose_process_dies_fails_the_row_it_was_at(tmp_path: Pa
     assert result["died"] == "the process that compiles for sm_86 ended with -11 in b"
 
 
+# Disassembly --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cubins(cache: Path, heads: dict[str, CompiledFile]) -> dict[str, bytes]:
+    """Two machine codes of each kind that the planted sources left, of two architectures."""
+    assert heads
+    kinds: dict[bytes, dict[str, bytes]] = {}
+    for path in sorted((cache / "assembled").glob("*.cubin")):
+        alike = kinds.setdefault(sass._kind(path.read_bytes()), {})
+        if len(alike) < 2:
+            alike[path.stem] = path.read_bytes()
+    assert len(kinds) >= 2
+    assert any(len(alike) == 2 for alike in kinds.values())
+    return {name: cubin for alike in kinds.values() for name, cubin in alike.items()}
+
+
+@pytest.mark.slow
+def test_code_that_is_disassembled_together_reads_as_it_does_alone(cubins: dict[str, bytes], tmp_path: Path) -> None:
+    tool = compiled.tool("cuobjdump")
+    together = sass.disassemble(cubins, tool)
+    for name, cubin in cubins.items():
+        path = tmp_path / name
+        path.write_bytes(cubin)
+        alone = subprocess.run([str(tool), "-sass", str(path)], capture_output=True, text=True, check=True, timeout=60).stdout
+        assert machine_code.listing(together[name]) == machine_code.listing(alone) != ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 3", "ended with 3 and printed 0 of"),
+        (r"printf '\t\tFunction : other\n'", "ended with 0 and printed 1 of"),
+        ("""{tool} "$@" | sed '0,/ BRA /{{/ BRA /d}}'""", "of code: its output has changed"),
+    ],
+    ids=["it fails", "another kernel", "an instruction is missing"],
+)
+def test_a_disassembler_that_does_not_print_all_of_the_code_is_refused(
+    cubins: dict[str, bytes], tmp_path: Path, script: str, message: str
+) -> None:
+    tool = tmp_path / "cuobjdump"
+    tool.write_text(f"#!/bin/sh\n{script.format(tool=compiled.tool('cuobjdump'))}\n", encoding="utf-8")
+    tool.chmod(0o755)
+    with pytest.raises(machine_code.ToolError, match=message):
+        sass.disassemble(cubins, tool)
+
+
 # Figures ------------------------------------------------------------------------------------------------------------
 
 _LOG = "ptxas info : 8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads\nptxas info : Used 40 registers, used 1 barriers"
@@ -186,7 +234,7 @@ _SASS = """
 
 
 def test_instructions_are_counted_by_class_and_width() -> None:
-    figures = machine_code.figures(_SASS, _LOG)
+    figures = machine_code.assembled(_LOG) | machine_code.counted(_SASS)
     expected = {
         "registers": 40, "stack_bytes": 8, "spill_store_bytes": 16, "spill_load_bytes": 24, "instructions": 11, "code_bytes": 192,
         "global_loads_128": 1, "global_loads_16": 1, "async_copies_128": 1, "bulk_copies": 1, "mma": 1, "wgmma": 1, "local_stores": 1,
@@ -197,7 +245,7 @@ def test_instructions_are_counted_by_class_and_width() -> None:
 
 def test_words_of_ptxas_that_are_not_understood_are_an_error() -> None:
     with pytest.raises(machine_code.ToolError, match="its wording has changed"):
-        machine_code.figures(_SASS, "ptxas info : fine")
+        machine_code.assembled("ptxas info : fine")
 
 
 def test_a_cubin_that_is_no_elf_file_is_an_error() -> None:

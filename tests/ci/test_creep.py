@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,13 +16,10 @@ from ci import staged
 from ci.baseline import Baseline, Waiver
 from ci.compare import compare_baseline
 from ci.creep import marked
-from ci.errors import BaselineError
 from ci.model import CommitResult, GateResult, RowVerdict, RunVerdict
+from ci.references import references_of
 from ci.rows import WAIVED
 from ci.screen import SCREENED
-
-NIGHTLY = 0.999
-"""A tenth of a per cent of throughput a night."""
 
 
 def _runs(first: int, factor: float, *, shift: float = 1.0, name: str = "decode_b", sd: float = 0.002) -> list[CommitResult]:
@@ -108,13 +102,13 @@ def test_a_row_that_is_excused_for_something_else_still_fails_by_its_creep() -> 
     """A waiver for BLIND leaves WAIVED on a passing row, and SCREENED asks for a second look at the change: neither excuses creep."""
     passing = outcome(_compare(head(factors={"decode_b": 0.94}), _waived("CREEP")), "decode_b")
     excused = replace(passing, flags=(WAIVED, SCREENED))
-    (row,), _ = marked([excused], {excused.key: (0.002, 20.0)}, FAR, 1, NOW)
+    (row,), _ = marked([excused], {excused.key: (0.002, 20.0)}, FAR, 1, NOW, references_of(FAR))
     assert (row.verdict.value, row.flags) == ("REGRESSED", ("CREEP",))
     regressed = replace(excused, verdict=RowVerdict.REGRESSED)
-    (row,), _ = marked([regressed], {excused.key: (0.002, 20.0)}, FAR, 1, NOW)
+    (row,), _ = marked([regressed], {excused.key: (0.002, 20.0)}, FAR, 1, NOW, references_of(FAR))
     assert (row.verdict.value, row.flags) == ("REGRESSED", ("CREEP",))
     blind = replace(excused, verdict=RowVerdict.BLIND)
-    (row,), _ = marked([blind], {excused.key: (0.002, 20.0)}, FAR, 1, NOW)
+    (row,), _ = marked([blind], {excused.key: (0.002, 20.0)}, FAR, 1, NOW, references_of(FAR))
     assert (row.verdict.value, row.flags) == ("BLIND", ("CREEP",))
 
 
@@ -159,87 +153,6 @@ def test_an_anchor_whose_controls_are_gone_is_told() -> None:
     lost = msgspec.structs.replace(row, anchor=msgspec.structs.replace(row.anchor, controls={"control_9": 1.0}))
     result = _compare(head(factors={"decode_b": 0.962}), msgspec.structs.replace(TWICE, rows={**TWICE.rows, "decode_b": lost}))
     assert any("decode_b cannot be held against its anchor" in notice for notice in result.notices)
-
-
-# ---------------------------------------------------------------- a year of nights
-
-
-@dataclass
-class _Told:
-    night: int
-    how: str
-    total: float
-
-
-def _nights(rng: np.random.Generator, drift: float, every: int | None, num_nights: int, sd: float) -> tuple[list[_Told], int]:
-    """Nights of one run each against a baseline that is refreshed every so many nights by the last five runs.
-
-    Returns:
-        What was told of decode_b or of any other row, with the drift that had summed by then, and the number of refreshes.
-    """
-    seed = int(rng.integers(1, 1_000_000)) * 1000
-    baseline = baselines.record([a_run(seed - 1 - i, sd=sd) for i in range(6)], accepted_by="A")
-    last: deque[CommitResult] = deque(maxlen=5)
-    told: list[_Told] = []
-    refreshes = 0
-    for night in range(1, num_nights + 1):
-        factor = drift**night
-        run = replace(a_run(seed + night, commit=f"{night:040x}", factors={"decode_b": factor}, sd=sd), source=f"night {night}")
-        result = _compare(run, baseline)
-        for row in result.rows:
-            if "CREEP" in row.flags or row.verdict.value == "REGRESSED":
-                told.append(_Told(night, "CREEP" if "CREEP" in row.flags else "REGRESSED", 1 / factor - 1))
-        last.append(run)
-        if every is not None and night % every == 0 and len(last) == 5:
-            try:
-                made = baselines.refresh(baseline, list(last), accepted_by="cron", reason=f"night {night}")
-            except BaselineError:
-                continue  # a run that looks odd beside its neighbours waits for the next time
-            refreshes += made.baseline is not baseline
-            baseline = made.baseline
-    return told, refreshes
-
-
-@pytest.mark.parametrize("sd", [0.001, 0.003])
-@pytest.mark.parametrize("every", [None, 1, 30])
-def test_a_drift_of_a_tenth_of_a_per_cent_a_night_is_told_before_it_sums_to_five(every: int | None, sd: float) -> None:
-    """49 nights: nightly refreshes swallow each step, and only the anchor sees the sum."""
-    nights = math.floor(math.log(1 / 1.05) / math.log(NIGHTLY))
-    told, refreshes = _nights(np.random.default_rng(int(1e4 * sd)), NIGHTLY, every, nights, sd)
-    assert told
-    assert told[0].total < 0.05
-    if every == 1:
-        assert refreshes >= 3
-        (first, *_) = [one for one in told if one.how == "CREEP"]
-        assert 0.025 < first.total < 0.05
-
-
-def test_without_anchors_nightly_refreshes_swallow_the_drift(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: rows forget where they came from, and nothing is told of a drift of 5 %, which shows that the anchor tells it."""
-    drop: Callable[..., None] = lambda baseline, row: None  # noqa: E731
-    monkeypatch.setattr("ci.baseline_refresh.anchor_of", drop)
-    told, refreshes = _nights(np.random.default_rng(30), NIGHTLY, 1, 48, 0.003)
-    assert refreshes >= 3
-    assert not [one for one in told if one.how == "CREEP"]
-
-
-def test_nothing_creeps_in_three_months_without_drift() -> None:
-    told, _ = _nights(np.random.default_rng(1), 1.0, 30, 90, 0.002)
-    assert not [one for one in told if one.how == "CREEP"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("every", "years", "most"), [(None, 4, 28), (1, 2, 17), (30, 4, 28)])
-def test_no_row_creeps_in_years_without_drift(every: int | None, years: int, most: int) -> None:
-    """A seed and 365 nights a year, six rows each, noise .1 to .3 %: no CREEP in 1,460 nights a schedule, or 730 with nightly refreshes.
-
-    REGRESSED comes in no more nights than the gate's 1 % allows (`most` is its 99.9 % quantile); one a schedule as written.
-    """
-    told = [
-        one for seed in range(years) for one in _nights(np.random.default_rng(seed), 1.0, every, 365, (0.001, 0.002, 0.003)[seed % 3])[0]
-    ]
-    assert not [one for one in told if one.how == "CREEP"]
-    assert len(told) <= most
 
 
 def test_pairs_with_the_merge_base_do_not_clear_what_crept() -> None:

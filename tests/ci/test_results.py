@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from gate_builders import HEAD_COMMIT, record_file, row_file, write_tree
+from asv_rows import GB, NAME, entry_of, row_of
+from gate_builders import HEAD_COMMIT, write_tree
 
 from ci.errors import InputError
 from ci.keys import param_text, without_mappings
-from ci.model import CommitResult, RowKey, RowResult
+from ci.model import RowKey
 from ci.results import direction_of, drop_params, load_commit, read_tree
-
-NAME = "bench.A.track_x"
-GB = {"unit": "GB/s"}
-
-
-def _entry(result: object, params: object = (), samples: object = None) -> list[Any]:
-    return [result, list(params) if isinstance(params, tuple) else params, "v1", None, None, None, samples]
-
-
-def _row(folder: Path, entry: object, unit: str = "GB/s", **benchmark: Any) -> RowResult:
-    write_tree(folder, {NAME: {"unit": unit, **benchmark}}, {NAME: entry})
-    (row,) = load_commit(folder, "box", HEAD_COMMIT).rows.values()
-    return row
-
 
 # ---------------------------------------------------------------- direction
 
@@ -60,7 +45,7 @@ def test_direction_is_declared_or_unambiguous(unit: str, kind: str, declared: ob
 
 def test_unknown_direction_makes_the_row_invalid(tmp_path: Path) -> None:
     """Case 1: no number is compared when nobody said which way is better."""
-    row = _row(tmp_path, _entry([3.0]), unit="unit")
+    row = row_of(tmp_path, entry_of([3.0]), unit="unit")
     assert (row.state, row.samples) == ("invalid", ())
     assert "set higher_is_better" in str(row.reason)
 
@@ -71,33 +56,33 @@ def test_unknown_direction_makes_the_row_invalid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "state", "samples"),
     [
-        (_entry([3.0], samples=[[2.0, 3.0, 4.0]]), "measured", (2.0, 3.0, 4.0)),
-        (_entry([3.0]), "measured", (3.0,)),
-        (_entry(3.0), "measured", (3.0,)),
+        (entry_of([3.0], samples=[[2.0, 3.0, 4.0]]), "measured", (2.0, 3.0, 4.0)),
+        (entry_of([3.0]), "measured", (3.0,)),
+        (entry_of(3.0), "measured", (3.0,)),
         (3.0, "measured", (3.0,)),
         ([[3.0]], "measured", (3.0,)),
-        (_entry(None), "failed", ()),
-        (_entry([None]), "failed", ()),
-        (_entry([float("nan")]), "skipped", ()),
-        (_entry([float("inf")]), "invalid", ()),
-        (_entry([-1.0]), "invalid", ()),
-        (_entry([0.0]), "invalid", ()),
-        (_entry(["3"]), "invalid", ()),
-        (_entry([True]), "invalid", ()),
-        (_entry([3.0], samples=[[]]), "invalid", ()),
-        (_entry([3.0], samples=[[3.0, float("nan")]]), "invalid", ()),
-        (_entry([3.0], samples=[[3.0, None]]), "invalid", ()),
+        (entry_of(None), "failed", ()),
+        (entry_of([None]), "failed", ()),
+        (entry_of([float("nan")]), "skipped", ()),
+        (entry_of([float("inf")]), "invalid", ()),
+        (entry_of([-1.0]), "invalid", ()),
+        (entry_of([0.0]), "invalid", ()),
+        (entry_of(["3"]), "invalid", ()),
+        (entry_of([True]), "invalid", ()),
+        (entry_of([3.0], samples=[[]]), "invalid", ()),
+        (entry_of([3.0], samples=[[3.0, float("nan")]]), "invalid", ()),
+        (entry_of([3.0], samples=[[3.0, None]]), "invalid", ()),
     ],
 )
 def test_states_of_stored_values(tmp_path: Path, entry: object, state: str, samples: tuple[float, ...]) -> None:
     """Cases 2 and 23: null is a failure, NaN a skip, and what is no positive finite number is INVALID; none of them is a value."""
-    row = _row(tmp_path, entry)
+    row = row_of(tmp_path, entry)
     assert (row.state, row.samples) == (state, samples)
     assert (row.reason is None) == (state == "measured")
 
 
 def test_null_as_a_whole_fails_every_parameter(tmp_path: Path) -> None:
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry(None, [["1", "2"], ["'a'"]])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of(None, [["1", "2"], ["'a'"]])})
     rows = load_commit(tmp_path, "box", HEAD_COMMIT).rows
     assert {key.params: row.state for key, row in rows.items()} == {("1", "a"): "failed", ("2", "a"): "failed"}
 
@@ -112,21 +97,21 @@ def test_reordered_and_fewer_columns_are_read(tmp_path: Path) -> None:
 
 
 def test_parameters_are_row_major(tmp_path: Path) -> None:
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0, 2.0, 3.0, 4.0], [["1", "2"], ["'a'", "'b'"]])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0, 2.0, 3.0, 4.0], [["1", "2"], ["'a'", "'b'"]])})
     rows = load_commit(tmp_path, "box", HEAD_COMMIT).rows
     assert [rows[RowKey(NAME, p)].samples for p in (("1", "a"), ("1", "b"), ("2", "a"), ("2", "b"))] == [(1.0,), (2.0,), (3.0,), (4.0,)]
 
 
 def test_a_name_that_is_no_longer_declared_is_an_orphan(tmp_path: Path) -> None:
     """Case 21."""
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0]), "gone.track_x": _entry([2.0])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0]), "gone.track_x": entry_of([2.0])})
     result = load_commit(tmp_path, "box", HEAD_COMMIT)
     assert result.orphans == ("gone.track_x",)
     assert list(result.rows) == [RowKey(NAME)]
 
 
 def test_a_declared_benchmark_without_result_is_absent(tmp_path: Path) -> None:
-    write_tree(tmp_path, {NAME: GB, "bench.B.track_y": GB}, {NAME: _entry([1.0])})
+    write_tree(tmp_path, {NAME: GB, "bench.B.track_y": GB}, {NAME: entry_of([1.0])})
     assert list(load_commit(tmp_path, "box", HEAD_COMMIT).rows) == [RowKey(NAME)]
 
 
@@ -163,7 +148,7 @@ def test_parameter_texts(value: object, text: str) -> None:
 @pytest.mark.parametrize("text", ["<object object at 0x7f00>", "'a\\nb'", "nan", "inf"])
 def test_keys_that_cannot_last_are_refused(tmp_path: Path, text: str) -> None:
     """Case 43: an address, a line break or NaN never identifies a row."""
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0], [[text]])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0], [[text]])})
     (row,) = load_commit(tmp_path, "box", HEAD_COMMIT).rows.values()
     assert row.state == "invalid"
     assert "use a plain string" in str(row.reason)
@@ -171,7 +156,7 @@ def test_keys_that_cannot_last_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_same_row_twice_is_an_error(tmp_path: Path) -> None:
     """Case 21: never the first, never the last."""
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0, 2.0], [["1", "1"]])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0, 2.0], [["1", "1"]])})
     with pytest.raises(InputError, match="twice"):
         load_commit(tmp_path, "box", HEAD_COMMIT)
 
@@ -179,13 +164,13 @@ def test_the_same_row_twice_is_an_error(tmp_path: Path) -> None:
 def test_measured_values_can_be_dropped_from_foreign_keys(tmp_path: Path) -> None:
     """Case 43: a norm within the parameters changes from run to run; the row is the same."""
     for folder, norm in (("one", 144.055939), ("two", 151.545837)):
-        write_tree(tmp_path / folder, {NAME: GB}, {NAME: _entry([1.0], [["(1, 2)"], [f"{{'u': {norm}}}"]])})
+        write_tree(tmp_path / folder, {NAME: GB}, {NAME: entry_of([1.0], [["(1, 2)"], [f"{{'u': {norm}}}"]])})
     keys = [list(drop_params(load_commit(tmp_path / f, "box", HEAD_COMMIT), without_mappings).rows) for f in ("one", "two")]
     assert keys == [[RowKey(NAME, ("(1, 2)",))]] * 2
 
 
 def test_dropping_that_merges_rows_is_an_error(tmp_path: Path) -> None:
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0, 2.0], [["{'u': 1}", "{'u': 2}"]])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0, 2.0], [["{'u': 1}", "{'u': 2}"]])})
     with pytest.raises(InputError, match="two rows"):
         drop_params(load_commit(tmp_path, "box", HEAD_COMMIT), without_mappings)
 
@@ -225,7 +210,7 @@ def test_a_broken_subject_fails_closed_and_a_broken_history_is_skipped(
     tmp_path: Path, spoil: Callable[[bytes], bytes], reason: str
 ) -> None:
     """Case 25: file and reason are named; one bad file among many is listed, and no file is rewritten."""
-    path = write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0])})
+    path = write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0])})
     whole = path.read_bytes()
     spoilt = spoil(whole)
     assert spoilt != whole
@@ -261,7 +246,7 @@ def test_a_broken_benchmarks_file_is_named(tmp_path: Path, content: str) -> None
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     """Case 2: an absent file, machine, commit or environment is an error and no empty result."""
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0])})
     with pytest.raises(InputError, match="no results of machine 'bus'; it has box"):
         load_commit(tmp_path, "bus", HEAD_COMMIT)
     with pytest.raises(InputError, match="no result of commit ccccccc"):
@@ -277,8 +262,8 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_two_environments_have_to_be_told_apart(tmp_path: Path) -> None:
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0])})
-    write_tree(tmp_path, {NAME: GB}, {NAME: _entry([2.0])}, env_name="other")
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0])})
+    write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([2.0])}, env_name="other")
     with pytest.raises(InputError, match="more than one result"):
         load_commit(tmp_path, "box", HEAD_COMMIT)
     (row,) = load_commit(tmp_path, "box", HEAD_COMMIT[:7], "other").rows.values()
@@ -287,108 +272,8 @@ def test_two_environments_have_to_be_told_apart(tmp_path: Path) -> None:
 
 def test_commits_are_ordered_by_date(tmp_path: Path) -> None:
     for commit, date in (("c" * 40, 3), ("d" * 40, 1), ("e" * 40, 2)):
-        write_tree(tmp_path, {NAME: GB}, {NAME: _entry([1.0])}, commit=commit, date=date)
+        write_tree(tmp_path, {NAME: GB}, {NAME: entry_of([1.0])}, commit=commit, date=date)
     assert [result.commit[0] for result in read_tree(tmp_path).commits("box")] == ["d", "e", "c"]
-
-
-# ---------------------------------------------------------------- join with records
-
-
-def _joined(folder: Path, samples: list[float], records: list[dict[str, Any]], result: object = 2.0) -> CommitResult:
-    write_tree(folder, {NAME: GB}, {NAME: _entry([result], samples=[samples] if samples else None)})
-    (folder / "records").mkdir(exist_ok=True)
-    for i, record in enumerate(records):
-        (folder / "records" / f"{i}.json").write_text(json.dumps(record), encoding="utf-8")
-    return load_commit(folder, "box", HEAD_COMMIT, records_dir=folder / "records")
-
-
-def _record(process: str, value: float | None, **changes: Any) -> dict[str, Any]:
-    return record_file(process, [row_file(NAME, value, **changes)], started_at=f"2026-11-29T21:00:0{process[-1]}Z")
-
-
-def test_each_sample_gets_the_record_of_its_value(tmp_path: Path) -> None:
-    """Equal values of two processes are two records; the order is the samples'."""
-    result = _joined(tmp_path, [2.0, 3.0, 2.0], [_record("p1", 2.0), _record("p2", 2.0), _record("p3", 3.0)])
-    (row,) = result.rows.values()
-    assert row.state == "measured"
-    assert [record.process for record in row.records] == ["p1", "p3", "p2"]
-    assert (len(result.processes), result.foreign, result.notices) == (3, False, ())
-
-
-def _invalid(result: CommitResult) -> str:
-    (row,) = result.rows.values()
-    assert (row.state, row.samples) == ("invalid", ())
-    return str(row.reason)
-
-
-def test_a_sample_without_record_is_invalid(tmp_path: Path) -> None:
-    """Each record serves one sample, and equality is exact."""
-    assert "lacks a RowRecord" in _invalid(_joined(tmp_path / "1", [2.0, 2.0], [_record("p1", 2.0)]))
-    assert "lacks a RowRecord" in _invalid(_joined(tmp_path / "2", [2.0], [_record("p1", 2.0000000000000004)]))
-    assert "lacks a RowRecord" in _invalid(_joined(tmp_path / "3", [2.0], []))
-    other = _record("p1", 2.0)
-    other["commit"] = "c" * 40
-    assert "lacks a RowRecord" in _invalid(_joined(tmp_path / "4", [2.0], [other]))
-
-
-def test_a_duplicated_record_is_invalid(tmp_path: Path) -> None:
-    assert "twice" in _invalid(_joined(tmp_path, [2.0, 2.0], [_record("p1", 2.0), _record("p1", 2.0)]))
-
-
-def test_record_and_row_must_agree_in_unit_and_version(tmp_path: Path) -> None:
-    """Case 20."""
-    assert "'GiB/s'" in _invalid(_joined(tmp_path / "1", [2.0], [_record("p1", 2.0, unit="GiB/s")]))
-    assert "'v2'" in _invalid(_joined(tmp_path / "2", [2.0], [_record("p1", 2.0, version="v2")]))
-
-
-@pytest.mark.parametrize("status", ["failed", "unverified", "violation", "invalid"])
-@pytest.mark.parametrize("beside", ["null", "value"])
-def test_a_record_without_a_good_number_takes_the_row_down(tmp_path: Path, status: str, beside: str) -> None:
-    """R72, case 5: whatever asv stored, an unverified or impossible number is none."""
-    bad = _record("p2", None, status=status, reason="wrong row 3")
-    result = _joined(tmp_path, [], [bad], None) if beside == "null" else _joined(tmp_path, [2.0], [_record("p1", 2.0), bad])
-    (row,) = result.rows.values()
-    assert (row.state, row.samples) == (status, ())
-    assert "process p2: wrong row 3" in str(row.reason)
-
-
-def test_more_than_the_peak_is_a_violation_whatever_the_record_says(tmp_path: Path) -> None:
-    """R21, case 5: 6,000 GB/s on a 4.8 TB/s device; exactly 100 % is allowed."""
-    for number, fraction in enumerate((1.248, 1.0001, math.nextafter(1, 2))):
-        (over,) = _joined(tmp_path / str(number), [2.0], [_record("p1", 2.0, peak_fraction=fraction)]).rows.values()
-        assert (over.state, over.samples) == ("violation", ())
-    (full,) = _joined(tmp_path / "full", [2.0], [_record("p1", 2.0, peak_fraction=1.0)]).rows.values()
-    assert full.state == "measured"
-
-
-def test_skips_keep_their_reason_and_need_asvs_word(tmp_path: Path) -> None:
-    """Case 2: a skip is counted as one; beside a crash it explains nothing."""
-    skip = _record("p1", None, status="skipped", reason="needs a cuda device")
-    (skipped,) = _joined(tmp_path / "1", [], [skip], result=float("nan")).rows.values()
-    (failed,) = _joined(tmp_path / "2", [], [skip], result=None).rows.values()
-    assert (skipped.state, failed.state) == ("skipped", "failed")
-    assert "needs a cuda device" in str(skipped.reason)
-
-
-def test_an_ok_record_without_asvs_number_is_no_number(tmp_path: Path) -> None:
-    (null,) = _joined(tmp_path / "1", [], [_record("p1", 2.0)], result=None).rows.values()
-    (nan,) = _joined(tmp_path / "2", [], [_record("p1", 2.0)], result=float("nan")).rows.values()
-    assert (null.state, nan.state) == ("failed", "invalid")
-
-
-def test_rows_that_only_records_know_are_added(tmp_path: Path) -> None:
-    """A row that lacks either half is not dropped."""
-    stray = record_file("p2", [row_file("bench.A.track_y", 1.0), row_file("bench.A.track_z", None, status="unverified", reason="off by 2")])
-    rows = _joined(tmp_path, [2.0], [_record("p1", 2.0), stray]).rows
-    assert {key.benchmark[-1]: row.state for key, row in rows.items()} == {"x": "measured", "y": "invalid", "z": "unverified"}
-
-
-def test_surplus_records_are_told(tmp_path: Path) -> None:
-    """An interrupted process may leave a record behind: the row stands, and the reader hears of it."""
-    result = _joined(tmp_path, [2.0], [_record("p1", 2.0), _record("p2", 5.0)])
-    (row,) = result.rows.values()
-    assert row.state == "measured"
-    assert "belong to no sample" in result.notices[0]
 
 
 # ---------------------------------------------------------------- real files

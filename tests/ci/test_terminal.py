@@ -1,6 +1,6 @@
 """What the gate prints: a table on a terminal, aligned lines elsewhere, and nothing that a name could make it do.
 
-``RAPID_LLM_UPDATE_GOLD=1`` renews the gold files, as in test_report.py.
+``RAPID_LLM_UPDATE_GOLD=1`` renews the gold files, as report_pages.py says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_gold(name: str, text: str) -> None:
     path = GOLD / name
     if os.environ.get("RAPID_LLM_UPDATE_GOLD") == "1":
         path.write_text(text, encoding="utf-8", newline="\n")
-    assert text == path.read_text(encoding="utf-8"), f"{name} differs; see test_report.py for how to renew it"
+    assert text == path.read_text(encoding="utf-8"), f"{name} differs; see report_pages.py for how to renew it"
 
 
 def test_gold_plain() -> None:

@@ -195,14 +195,14 @@ def test_many_writers_leave_a_whole_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"schema": "other"}', b"\xff\x00"])
 def test_a_corrupt_compile_cache_is_made_again(tmp_path: Path, damage: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     """Case 27: a damaged record of the cache is told and made anew, with the same content."""
-    from asv_bench import compiled
+    from asv_bench import compile_cache, compiled
 
     record = {"schema": compiled.SCHEMA, "source": "key"}
     path = tmp_path / "record.json"
     path.write_text(json.dumps(record), encoding="utf-8")
-    assert compiled.cached(path) == record
+    assert compile_cache.cached(path) == record
     path.write_bytes(damage)
-    found = compiled.cached(path)
+    found = compile_cache.cached(path)
     assert found is None or found.get("schema") != compiled.SCHEMA
     assert (found is None) == ("compiling again" in capfd.readouterr().err)
-    assert compiled.cached(tmp_path / "absent.json") is None
+    assert compile_cache.cached(tmp_path / "absent.json") is None
