@@ -8,20 +8,24 @@ changes nothing. What the tensors hold is not part of it either (`input_hash` of
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import rapid_llm
 from asv_bench import machine_code
 from asv_bench.suite import Prepared
 
+_DIRECT = "kernels/direct_launch.py"
 _NO_KERNEL = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias", "detach"}
 )
@@ -62,9 +66,25 @@ class Launch:
 
 
 def hash_of(launches: list[Launch]) -> str:
-    """Identity of an ordered list of launches: 16 hex digits; the name of a Triton kernel does not count."""
-    told = [{**launch.record(), "name": "" if launch.kind == "triton" else launch.name} for launch in launches]
+    """Identity of an ordered list of launches: 16 hex digits; the name of a Triton kernel does not count.
+
+    Like calls go to the kernel without Triton's `run`, and so unseen: what launches them is part of the identity of a Triton launch.
+    """
+    told: list[dict[str, Any]] = [{**launch.record(), "name": "" if launch.kind == "triton" else launch.name} for launch in launches]
+    direct = Path(rapid_llm.__file__).parent / _DIRECT
+    if any(launch.kind == "triton" for launch in launches) and direct.is_file():
+        told.append({"like calls": syntax_hash(direct.read_text(encoding="utf-8"))})
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def syntax_hash(source: str) -> str:
+    """Identity of what Python code does: comments, layout and docstrings are not part of it. 16 hex digits."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]  # type: ignore[attr-defined]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
 def row_hash(prepared: Prepared) -> str:

@@ -33,6 +33,7 @@ Listing = Callable[[str], "str | None"]
 
 _ORDER = list(CompiledVerdict)
 _SASS_LINES = 160
+_OTHER_WAY = "its launches are the same; what launches like calls (rapid_llm/kernels/direct_launch.py) is not"
 _REFRESH = "`python -m ci compiled record --reason ...`"
 
 
@@ -175,7 +176,7 @@ def _judge(
         return finding
     changes, pairs = _compare_launches(before.launches, row.launches, reference.codes, codes)
     verdict = min((change.verdict for change in changes), key=_ORDER.index, default=CompiledVerdict.CHANGED)
-    reason = "" if changes else "other machine code with the same figures"
+    reason = "" if changes else "other machine code with the same figures" if pairs else _OTHER_WAY
     return replace(finding, verdict=verdict, changes=tuple(changes), reason=reason, sass_diff=_sass_diff(pairs, listing))
 
 

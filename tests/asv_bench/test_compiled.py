@@ -115,9 +115,9 @@ def test_a_rename_or_a_comment_changes_nothing(planted: dict[str, CompiledResult
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["the work done twice", "another grid"])
+@pytest.mark.parametrize("name", ["the work done twice", "another grid", "like calls launch twice"])
 def test_identical_code_is_not_an_identical_launch_record(base: CompiledFile, heads: dict[str, CompiledFile], name: str) -> None:
-    """The work done twice and another grid leave every cubin as it was."""
+    """They leave every cubin as it was."""
     rows = heads[name].architectures[ARCH].rows
     assert {launch.code for row in rows.values() for launch in row.launches} <= set(base.codes)
     assert identical_rows(base, heads[name], ARCH) == set()

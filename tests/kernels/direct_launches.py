@@ -23,6 +23,7 @@ from rapid_llm.kernels.configs import VARIANTS, choose_config
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.ops import attention, paged_decode_attention, registry
+from rapid_llm.kernels.ops.accepted import AcceptedCalls
 from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, set_perf_provider
 from rapid_llm.kernels.ops.tuned import overridden
 from tests.kernels.stub_driver import Launch, StubDriver, installed
@@ -95,8 +96,17 @@ class Bench:
         assert not direct, "a patched JITFunction.run was passed over"
         return launch
 
+    def anew(self, call: Call) -> Launch:
+        """What it launches where no call was made before."""
+        add = AcceptedCalls.add
+        with (
+            mock.patch.object(AcceptedCalls, "find", return_value=None),
+            mock.patch.object(AcceptedCalls, "add", lambda known, key, *made: add(known, None, *made)),
+        ):
+            return self.made(call)[0]
+
     def differences(self, calls: dict[str, Call]) -> list[str]:
-        """Makes all calls, makes them again in another order, and holds these against the ordinary path."""
+        """Makes all calls, makes them again in another order, and holds these against the ordinary path and against a call made anew."""
         for call in calls.values():
             self.made(call)
         problems = []
@@ -107,6 +117,8 @@ class Bench:
                 problems.append(f"{name}: not launched directly")
             if launch.told != expected.told:
                 problems.append(f"{name}: {launch.told} is not {expected.told}")
+            if launch.told != (made := self.anew(calls[name])).told:
+                problems.append(f"{name}: {launch.told} is not {made.told}, which it would be had there been no like call")
             if launch.kernel.src.fn.arg_names != list(launch.kernel.src.signature) or len(launch.arguments) != len(
                 launch.kernel.src.signature
             ):

@@ -118,7 +118,7 @@ def table(flags: dict[str, Any], times: dict[str, Any] | None, arch: str = "sm_9
         change, agrees = "not measured", ""
         if times is not None and fault.name in times["refused"]:
             change, agrees = times["refused"][fault.name], "no number"
-        elif times is not None:
+        elif times is not None and any(fault.name in row for row in times["latency_us"].values()):
             effect, noise = _effect(times, fault.name, fault.rows)
             change = f"{effect:+.1%}"
             slower = effect > max(0.005, 2 * noise)

@@ -11,6 +11,8 @@ _SPLIT = "rapid_llm/kernels/decode_split.py"
 _CONFIGS = "rapid_llm/kernels/configs.py"
 _WRITE = "rapid_llm/kernels/kv_write.py"
 _WRITE_OP = "rapid_llm/kernels/ops/kv.py"
+_DECODE_OP = "rapid_llm/kernels/ops/attention.py"
+_DIRECT = "rapid_llm/kernels/direct_launch.py"
 
 DECODE_ROW = "decode B=8 S=8192 float16 combined"
 WRITE_ROW = "prefill T=16384 float16"
@@ -34,7 +36,7 @@ class Fault:
         name: What it is.
         rows: Regular expression of a row that it is in.
         edits: Of the sources.
-        metrics: Figures of which at least one has to be named, each with the verdict that it has to have; none for what changes nothing.
+        metrics: Figures of which at least one has to be named, each with the verdict that it has to have; none where no figure moves.
     """
 
     name: str
@@ -56,7 +58,8 @@ class Fault:
 
 
 _WRITE_CALL = "        accepted.run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **accepted.options)\n"
-_LAUNCH_END = "    plan.launches.first((q, k_rows, v_rows, row_table, seq_lens, out, *parts), factors, keep=memory is not None)\n"
+_DECODE_CALL = "        accepted.run(q, k_rows, v_rows, row_table, seq_lens, out, **factors, **accepted.options)\n"
+_DIRECT_CALL = "        chosen.launch(*pointers, *factors, *self._rest, stream=active.get_current_stream(self._device))\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -84,12 +87,13 @@ FAULTS: tuple[Fault, ...] = (
         (("asynchronous copies", "REGRESSED"),),
     ),
     Fault(
-        "an extra torch operation",
+        "an extra torch operation in each call",
         DECODE_ROW,
-        (Edit(_DECODE, _LAUNCH_END, f"{_LAUNCH_END}    out.mul_(1.0)\n"),),
+        (Edit(_DECODE_OP, _DECODE_CALL, f"{_DECODE_CALL}        out.mul_(1.0)\n"),),
         (("launches", "REGRESSED"),),
     ),
     Fault("the work done twice", WRITE_ROW, (Edit(_WRITE_OP, _WRITE_CALL, 2 * _WRITE_CALL),), (("launches", "REGRESSED"),)),
+    Fault("like calls launch twice", DECODE_ROW, (Edit(_DIRECT, _DIRECT_CALL, 2 * _DIRECT_CALL),)),
     Fault(
         "another grid",
         DECODE_ROW,
@@ -117,6 +121,8 @@ HARMLESS: tuple[Fault, ...] = (
         (
             Edit(_WRITE, "import torch\n", "# A comment, and three lines further down.\n\n\nimport torch\n"),
             Edit(_WRITE, "    column = element % HEAD_DIM\n", "    column = element % HEAD_DIM  # of the head\n"),
+            Edit(_DIRECT, _DIRECT_CALL, f"        # Like an earlier one.\n{_DIRECT_CALL}"),
+            Edit(_DIRECT, '    """The launches of one call form.\n', '    """What one call form launches.\n'),
         ),
     ),
 )
