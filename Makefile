@@ -45,7 +45,7 @@ audit: $(VENV_READY) ## ask PyPI for known faults of the installed packages
 
 .PHONY: tables
 tables: $(VENV_READY) ## print each suite's table on this device
-	@for suite in bench_paged_decode bench_kv_write bench_controls; do $(PY) -m asv_bench.$$suite || exit; done
+	@for suite in bench_paged_decode bench_kv_write bench_rope_write bench_controls; do $(PY) -m asv_bench.$$suite || exit; done
 
 .PHONY: run
 run: $(VENV_READY) ## measure HEAD once (ARGS='--keep runs/1' keeps it as one run of a baseline)

@@ -37,6 +37,12 @@ _TILES = (
     ("split", (64, 4, 2)), ("split", (64, 8, 3)),
 )  # fmt: skip
 """Variant; block_n, num_warps, num_stages."""
+_OF_FEW = (
+    ("swap", (64, 4, 4)), ("swap", (128, 4, 2)), ("swap", (128, 4, 3)), ("swap", (64, 8, 3)), ("swap", (64, 4, 6)), ("split", (32, 4, 4)),
+    ("split", (32, 2, 6)), ("split", (64, 4, 6)), ("swap", (128, 8, 3)), ("split", (32, 4, 8)),
+)  # fmt: skip
+"""More for few sequences, with one program a multiprocessor: its loads have to cover the memory's latency alone."""
+_FEW = 8
 _BOTH = (1, BLOCK_SIZE)
 """Block sizes of a cell's tables."""
 _REP_MS = 8.0
@@ -63,6 +69,8 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
         tried += [made(variant, *tile, per_sm) for per_sm in (2, 4) for variant, tile in _TILES]
         tried += [made("stream", *tile, per_sm) for tile, per_sm in (((64, 4, 3), 2), ((64, 4, 3), 3), ((128, 8, 3), 1))]
         tried += [made("stream-swap", 64, 4, 3, 2), made("stream", 64, 4, 3, 3, block_s=8)]
+    if sizes["batch"] <= _FEW:
+        tried += [made(variant, *tile, 1) for variant, tile in _OF_FEW]
     tried = [dataclasses.replace(config, tiles_ahead=ahead) for config in tried for ahead in (config.tiles_ahead, 3 - config.tiles_ahead)]
     return [config for config in dict.fromkeys(tried) if config.problem(sizes, kv_dtype) is None]
 

@@ -16,6 +16,7 @@ from asv_bench import bench_compiled, compiled, machine_code, sass, stand_in, su
 from ci import compiled_run
 from ci.compiled import compare_compiled, identical_rows, summary_lines
 from ci.compiled_model import CompiledFile, CompiledResult
+from tests.planted.agreement import table
 from tests.planted.faults import DECODE_ROW, FAULTS, HARMLESS, WRITE_ROW, Edit, Fault, planted_copy
 
 ARCH = "sm_90"
@@ -317,3 +318,8 @@ def test_rows_that_the_gate_skips_are_not_measured(monkeypatch: pytest.MonkeyPat
     known = [row.id for row in session.selected_rows()]
     monkeypatch.setenv(session.SKIP_VARIABLE, json.dumps(known[-2:]))
     assert [row.id for row in session.selected_rows()] == known[:-2]
+
+
+def test_the_page_has_the_table_of_its_raw_output(root: Path) -> None:
+    flags, times = (json.loads((root / "docs" / "data" / "planted-compiled" / f"{name}.json").read_bytes()) for name in ("static", "timed"))
+    assert table(flags, times) in (root / "docs" / "compiled.md").read_text(encoding="utf-8")
