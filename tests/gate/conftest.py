@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PLANT_FILE = "rapid_llm/kernels/ops/kv.py"
-PLANT_LINE = "        run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **selection.options)\n"
+PLANT_LINE = "        accepted.run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **accepted.options)\n"
 
 
 @dataclass
