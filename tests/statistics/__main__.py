@@ -16,7 +16,7 @@ from tests.statistics import page, recorded, replay, resample, simulate, spreads
 from tests.statistics.records import against, kept_runs, read_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-BIAS_SDS = (0.0, 0.002, 0.005)
+BIAS_SDS = (0.0, 0.001, 0.002, 0.005)
 DELTAS = (0.0, 0.002, 0.004, 0.01, 0.015)
 
 

@@ -195,10 +195,13 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, b
 
 
 def by_class(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The counts of each bottleneck class, and of all rows."""
+    """The counts of each bottleneck class, of all rows but those of class `host`, and of all rows."""
+    groups = {name: [row for row in rows if row["class"] == name] for name in sorted({row["class"] for row in rows})}
+    if len(groups) > 1 and "host" in groups:
+        groups["all but host"] = [row for row in rows if row["class"] != "host"]
+    groups["all"] = list(rows)
     made = []
-    for name in [*sorted({row["class"] for row in rows}), "all"]:
-        of_class = [row for row in rows if name in (row["class"], "all")]
+    for name, of_class in groups.items():
         power, low = (
             {size: [sum(row[which][size][i] for row in of_class) for i in (0, 1)] for size in of_class[0][which]}
             for which in ("power", "low_floor")
