@@ -71,6 +71,11 @@ def test_the_gate_is_not_red_on_runs_of_its_own_suite_nor_on_a_bad_runner(gates:
     }
 
 
+def test_of_the_suites_own_runs_one_of_the_first_is_unfit(gates: list[recorded.Recorded]) -> None:
+    """As docs/statistics.md says: none of the accepted runs."""
+    assert [(gate.source, gate.name) for gate in gates if gate.unfit and "this suite" in gate.source] == [(recorded.FIRST, "boot1-2")]
+
+
 def test_a_regression_on_an_unfit_runner_is_not_counted_as_found() -> None:
     row = recorded.RecordedRow(np.zeros((5, 1)), np.ones(1), slower=True, red=True, picked=True)
     gate = recorded.Recorded("source", "run", False, (row,), unfit=True)
@@ -311,6 +316,25 @@ def test_the_page_has_the_stored_tables(name: str, root: Path) -> None:
     assert page.part(name, page.stored(root, name)) in text
     assert page.filled(text, {name: page.part(name, page.stored(root, name))}) == text
     assert page.filled(text, {name: "other\n"}) != text
+
+
+def test_the_prose_has_the_figures_of_the_tables(root: Path) -> None:
+    """Those that decide something: what a rebuild's bias does, and what is found of the rows that the device times."""
+    text = " ".join((root / "docs" / "statistics.md").read_text(encoding="utf-8").split())
+    bias = {(row["bias_sd"], row["delta0"]): row for row in page.stored(root, "bias")["rows"]}
+    own, low = (
+        [tables.decimal(table[line]["red"][0] / table[line]["red"][1]) for line in ((0.002, 0.002), (0.005, 0.015))]
+        for table in (bias, {line: row["low_floor"] for line, row in bias.items()})
+    )
+    assert f"At .2 % it leaves {own[0]}, and {low[0]} with the low floor" in text
+    assert f"(1.5 %) bring it to {own[1]}, and to {low[1]} with the low floor" in text
+    found = next(row for row in resample.by_class(page.stored(root, "resample")["rows"]) if row["class"] == "all but host")
+    power, what_if = (
+        [tables.decimal(found[floor][size][0] / found[floor][size][1], 2) for size in ("0.01", "0.02", "0.03")]
+        for floor in ("power", "low_floor")
+    )
+    assert "{} are found at 1 %, {} at 2 %, {} at 3 %. This is less".format(*power) in text
+    assert "{} of these rows are found at 1 %, {} at 2 %, {} at 3 %".format(*what_if) in text
 
 
 def test_a_page_without_marks_is_an_error() -> None:
