@@ -12,22 +12,27 @@ from typing import Any
 
 from ci.errors import GateError, InputError
 from ci.pairs import DELTA0
-from tests.statistics import page, recorded, replay, resample, simulate, tables, worlds
-from tests.statistics.records import against, read_processes
+from tests.statistics import page, recorded, replay, resample, simulate, spreads, tables, worlds
+from tests.statistics.records import against, kept_runs, read_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-BIAS_SDS = (0.0, 0.002, 0.005)
+BIAS_SDS = (0.0, 0.001, 0.002, 0.005)
 DELTAS = (0.0, 0.002, 0.004, 0.01, 0.015)
 
 
 def own_folders(root: Path) -> list[Path]:
     """The kept runs of the repository."""
-    return sorted((root / "baselines" / "asv").iterdir())
+    return kept_runs(root / "baselines" / "asv")
 
 
 def run_replay(root: Path, shared_data: Path) -> dict[str, Any]:
     """Data of `replay`."""
     return {"rows": replay.replay(recorded.all_recorded(root, shared_data)), "made": tables.made_with("replay", 0)}
+
+
+def run_spreads(folders: Sequence[Path]) -> dict[str, Any]:
+    """Data of `spreads`, which draws nothing."""
+    return {**spreads.spreads(read_processes(folders)), "made": tables.made_with(" ".join(["spreads", *map(str, folders)]), 0)}
 
 
 def _rows(world: worlds.World) -> str:
@@ -81,10 +86,11 @@ def with_others(found: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def run_bias(root: Path, *, quick: bool = False, seed: int = simulate.SEED, only: float | None = None) -> dict[str, Any]:
     """Data of `bias`; `only` is one delta0."""
-    world = worlds.measured(read_processes(own_folders(root)), leave_out=("host",))
+    own = read_processes(own_folders(root))
+    world, runs = worlds.measured(own, leave_out=("host",)), len(own.runs())
     gates, power = (20, 10) if quick else (1000, 300)
     deltas = DELTAS if only is None else (only,)
-    rows = simulate.bias_table(world, seed=seed, runs=5, gates=gates, power_gates=power, sds=BIAS_SDS, deltas=deltas)
+    rows = simulate.bias_table(world, seed=seed, runs=runs, gates=gates, power_gates=power, sds=BIAS_SDS, deltas=deltas)
     return {"rows": rows, "made": tables.made_with("bias" + (" --quick" if quick else ""), seed)}
 
 
@@ -109,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     names = parser.add_subparsers(dest="name", required=True)
     made = names.add_parser("replay", help="every rule on the recorded gates")
     made.add_argument("--data", type=Path, help="folder of the shared data; $RAPID_LLM_SHARED/data where it is left out")
+    made = names.add_parser("spreads", help="how far recorded runs differ: within a run, within a boot, between boots")
+    made.add_argument("folders", type=Path, nargs="*", help="kept runs; baselines/asv/* where left out")
     made = names.add_parser("simulate", help="every rule on simulated noise")
     made.add_argument("--world", type=int, choices=range(1, 6), help="one of the five worlds alone; the file of --json keeps the others")
     made = names.add_parser("bias", help="a persistent bias of a rebuild against delta0")
@@ -119,6 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--baseline", type=Path, help="screen against this stored baseline, not against the remaining processes")
     names.add_parser("page", help="write docs/data/statistics/*.json into docs/statistics.md")
     return parser
+
+
+def _own_folders_as_told() -> list[Path]:
+    """The kept runs by the names that a reader in the checkout's root would type."""
+    return [folder.relative_to(ROOT) if Path.cwd() == ROOT else folder for folder in own_folders(ROOT)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,8 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = run_bias(ROOT, quick=chosen.quick, only=chosen.delta0)
             if chosen.delta0 is not None and chosen.json:
                 found = with_others(found, chosen.json)
+        elif chosen.name == "spreads":
+            found = run_spreads(chosen.folders or _own_folders_as_told())
         else:
-            folders = chosen.folders or [folder.relative_to(ROOT) if Path.cwd() == ROOT else folder for folder in own_folders(ROOT)]
+            folders = chosen.folders or _own_folders_as_told()
             found = run_resample(folders, quick=chosen.quick, one_code=chosen.one_code, baseline=chosen.baseline)
     except GateError as error:
         print(error, file=sys.stderr)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.statistics import replay, resample, simulate, tables
+from tests.statistics import replay, resample, simulate, spreads, tables
 
 RENDER: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "replay": replay.render,
+    "spreads": spreads.render,
     "simulate": simulate.render,
     "bias": simulate.render_bias,
     "resample": resample.render,

@@ -1,7 +1,8 @@
 """Recorded gates with a known truth: real results, and what is known of each row of them.
 
 The sources, each with its licence: the results tree of devitocodes/thematrix (MIT), an asv tree and process medians of an H200 of this
-project's prototype (both beside the checkout), and this repository's own H200 runs (`baselines/asv`, `docs/data/planted-h200`).
+project's prototype (both beside the checkout), and this repository's own H200 runs: the accepted ones (`baselines/asv`), and the first
+ones (`docs/data/baseline-t1`) with what was held against them (`docs/data/planted-h200`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ci.results import load_commit, read_tree
 from ci.screen import ALPHA, SCREENED
 from ci.verdict_file import load as load_verdict
 from tests.statistics import ours
-from tests.statistics.records import read_processes
+from tests.statistics.records import kept_runs, read_processes
 
 FLAT_MACHINES = ("gpu00-Standard-NC6-Promo_1x1-acc", "gpu00-Standard-NC6-Promo_1x1-omp")
 REGRESSED_MACHINE = "gpu01-Standard-NC24-Promo_1x4-mpi-acc"
@@ -30,6 +31,8 @@ LAST_GOOD = "bd92e5a7"
 LATER = ("27cd702a", "34663d7d", "46cd3b99", "1ee45cee", "6d7bbfea")
 BEFORE_BAD_RUNNER, BAD_RUNNER = "4f7b31a9", "c3eaad27"
 METRIC = "track_gflopss"
+FIRST, ACCEPTED = "H200, this suite (t1)", "H200, this suite (t2)"
+"""This repository's runs: the first ones with the timers of protocol t1, and the accepted ones."""
 DROPPED = frozenset(
     {
         "IsotropicAcousticForward",
@@ -183,17 +186,24 @@ def planted_values(folder: Path) -> Iterator[Recorded]:
         yield judged("H200, graph replay", what, sides[0][keep, :, None], sides[1][keep], layout, slower[keep].tolist(), clean=not planted)
 
 
-def own_runs(root: Path) -> Iterator[Recorded]:
-    """Each accepted run against the others; then a planted and an unchanged commit against all of them."""
-    folders = sorted((root / "baselines" / "asv").iterdir())
+def held_out(source: str, folders: Sequence[Path]) -> Iterator[Recorded]:
+    """Each kept run against the others."""
     processes = read_processes(folders)
     runs = np.stack(processes.runs(), axis=1)
     layout = processes.layout
-    nothing = [False] * len(layout.names)
     for i, folder in enumerate(folders):
         others = [j for j in range(len(folders)) if j != i]
-        yield judged("H200, this suite", folder.name, runs[:, others], runs[:, i], layout, nothing, clean=True)
-    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+        nothing = [False] * len(layout.names)
+        yield judged(source, folder.name, runs[:, others], runs[:, i], layout, nothing, clean=True)
+
+
+def planted_gates(root: Path) -> Iterator[Recorded]:
+    """A planted and an unchanged commit, measured as protocol t1 did, against the runs of the first baseline."""
+    first = root / "docs" / "data" / "baseline-t1"
+    processes = read_processes(kept_runs(first / "runs"))
+    runs = np.stack(processes.runs(), axis=1)
+    layout = processes.layout
+    stored = baselines.load(first / "NVIDIA_H200.json")
     for name in ("gate-unchanged", "gate-planted"):
         verdict = load_verdict((root / "docs" / "data" / "planted-h200" / f"{name}.verdict.json").read_text(encoding="utf-8"))
         found = {
@@ -209,7 +219,7 @@ def own_runs(root: Path) -> Iterator[Recorded]:
         head = np.array([noise.log_latency(found[key].samples, found[key].direction) for key in part.names])
         planted = name == "gate-planted"
         slower = [planted and "KVWrite" in key for key in part.names]
-        yield judged("H200, this suite", name, runs[keep], head, part, slower, clean=not planted)
+        yield judged(FIRST, name, runs[keep], head, part, slower, clean=not planted)
 
 
 def all_recorded(root: Path, shared_data: Path) -> list[Recorded]:
@@ -218,7 +228,9 @@ def all_recorded(root: Path, shared_data: Path) -> list[Recorded]:
         *thematrix(shared_data / "thematrix_gpu_asv"),
         *do_bench_processes(shared_data / "h200_noise"),
         *planted_values(shared_data / "h200_asv"),
-        *own_runs(root),
+        *held_out(FIRST, kept_runs(root / "docs" / "data" / "baseline-t1" / "runs")),
+        *planted_gates(root),
+        *held_out(ACCEPTED, kept_runs(root / "baselines" / "asv")),
     ]
 
 

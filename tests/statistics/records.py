@@ -60,12 +60,33 @@ class Processes:
         """One [rows, processes] a folder, in the folders' order."""
         return [self.y[[i for i, run in enumerate(self.run) if run == name]].T for name in dict.fromkeys(self.run)]
 
+    def run_boots(self) -> list[str]:
+        """The boot of each run, in the order of `runs`.
+
+        Raises:
+            InputError: A run has processes of several boots.
+        """
+        found: dict[str, set[str]] = defaultdict(set)
+        for run, boot in zip(self.run, self.boot, strict=True):
+            found[run].add(boot)
+        for run, boots in found.items():
+            if len(boots) > 1:
+                raise InputError(
+                    f"run {run.partition(' ')[2]} has processes of {len(boots)} boots; keep each boot's in a folder of its own"
+                )
+        return [boots.pop() for boots in found.values()]
+
     def boots(self) -> dict[str, list[int]]:
         """Indices of the processes of each boot."""
         found: dict[str, list[int]] = defaultdict(list)
         for i, boot in enumerate(self.boot):
             found[boot].append(i)
         return dict(found)
+
+
+def kept_runs(folder: Path) -> list[Path]:
+    """The runs that a folder keeps, by name."""
+    return sorted(folder.iterdir())
 
 
 def ln_latency(row: RowRecord) -> float:

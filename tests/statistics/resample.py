@@ -111,13 +111,15 @@ def _mde80(screened: ours.Screened, values: Array, layout: ours.Layout) -> Array
     return made
 
 
-def _found(gate: Drawn, layout: ours.Layout, row: int, shift: float) -> bool:
-    """Whether a row shifted by `shift` (ln latency) is REGRESSED; nobody may call this on an unfit gate."""
+def _found(gate: Drawn, layout: ours.Layout, row: int, shift: float, *, spread_floor: bool = True) -> bool:
+    """Whether a row shifted by `shift` (ln latency) is REGRESSED, with the floor as `ours.gate` takes it; not for an unfit gate."""
     if not gate.screened.z[row] + shift > gate.screened.edge[row]:
         return False
     shifts = np.zeros(len(layout.names))
     shifts[row] = shift
-    made = ours.gate(gate.screened, layout, lambda rows: gate.d[rows] + shifts[rows, None], delta0=DELTA0, shift=shifts)
+    made = ours.gate(
+        gate.screened, layout, lambda rows: gate.d[rows] + shifts[rows, None], delta0=DELTA0, shift=shifts, spread_floor=spread_floor
+    )
     return row in made.confirmed.regressed
 
 
@@ -135,13 +137,15 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, b
     """
     layout = processes.layout
     rng = np.random.default_rng(seed)
-    red = unfit = cost = 0
+    red = low_red = unfit = cost = 0
     fit: list[Drawn] = []
     red_rows: dict[str, int] = defaultdict(int)
     with ours.shared_flips():
         for _ in range(gates):
             drawn = draw(processes, rng, baseline)
             made = ours.gate(drawn.screened, layout, drawn.d.__getitem__, delta0=DELTA0)
+            low = ours.gate(drawn.screened, layout, drawn.d.__getitem__, delta0=DELTA0, spread_floor=False)
+            low_red += bool(low.confirmed.regressed.size)
             unfit += made.unfit
             red += bool(made.confirmed.regressed.size)
             cost += made.confirmed.measurements
@@ -151,7 +155,13 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, b
                 fit.append(drawn)
         rows = []
         for row in layout.judged:
-            found = {f"{size:g}": [sum(_found(gate, layout, row, math.log1p(size)) for gate in fit), len(fit)] for size in SIZES}
+            found, low_found = (
+                {
+                    f"{size:g}": [sum(_found(gate, layout, row, math.log1p(size), spread_floor=own) for gate in fit), len(fit)]
+                    for size in SIZES
+                }
+                for own in (True, False)
+            )
             at_mde = sum(_found(gate, layout, row, math.log1p(gate.mde80[row])) for gate in fit)
             published = [float(gate.mde80[row]) for gate in fit]
             rows.append(
@@ -159,6 +169,7 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, b
                     "row": layout.names[row],
                     "class": layout.bottlenecks[row],
                     "power": found,
+                    "low_floor": low_found,
                     "mde80": float(np.median(published)) if published else 0.0,
                     "at_mde80": [at_mde, len(fit)],
                 }
@@ -175,6 +186,7 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, b
         "controls": int(layout.control.sum()),
         "left_out": list(processes.left_out),
         "red": [red, gates],
+        "red_low_floor": [low_red, gates],
         "unfit": [unfit, gates],
         "red_rows": dict(sorted(red_rows.items())),
         "measurements": round(cost / gates) + PROCESSES * len(layout.names),
@@ -183,14 +195,21 @@ def resample(processes: Processes, *, seed: int, gates: int, power_gates: int, b
 
 
 def by_class(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The counts of each bottleneck class, and of all rows."""
+    """The counts of each bottleneck class, of all rows but those of class `host`, and of all rows."""
+    groups = {name: [row for row in rows if row["class"] == name] for name in sorted({row["class"] for row in rows})}
+    if len(groups) > 1 and "host" in groups:
+        groups["all but host"] = [row for row in rows if row["class"] != "host"]
+    groups["all"] = list(rows)
     made = []
-    for name in [*sorted({row["class"] for row in rows}), "all"]:
-        of_class = [row for row in rows if name in (row["class"], "all")]
-        power = {size: [sum(row["power"][size][i] for row in of_class) for i in (0, 1)] for size in of_class[0]["power"]}
+    for name, of_class in groups.items():
+        power, low = (
+            {size: [sum(row[which][size][i] for row in of_class) for i in (0, 1)] for size in of_class[0][which]}
+            for which in ("power", "low_floor")
+        )
         at_mde = [sum(row["at_mde80"][i] for row in of_class) for i in (0, 1)]
         mde80 = sorted(row["mde80"] for row in of_class)
-        made.append({"class": name, "rows": len(of_class), "power": power, "at_mde80": at_mde, "mde80": (mde80[0], mde80[-1])})
+        known = {"class": name, "rows": len(of_class), "power": power, "low_floor": low}
+        made.append({**known, "at_mde80": at_mde, "mde80": (mde80[0], mde80[-1])})
     return made
 
 
@@ -212,6 +231,7 @@ def render(data: dict[str, Any]) -> str:
     )
     sizes = list(data["rows"][0]["power"])
     columns = [*(f"{100 * float(size):g} %" for size in sizes), "MDE80", "found at its MDE80"]
+    found = by_class(data["rows"])
     classes = [
         [
             f"{row['class']} ({row['rows']} rows)",
@@ -219,10 +239,16 @@ def render(data: dict[str, Any]) -> str:
             f"{100 * row['mde80'][0]:.2f} to {100 * row['mde80'][1]:.2f} %",
             tables.share(*row["at_mde80"]),
         ]
-        for row in by_class(data["rows"])
+        for row in found
     ]
+    low = [[f"{row['class']} ({row['rows']} rows)", *(_power(row["low_floor"][size]) for size in sizes)] for row in found]
+    low_text = (
+        "\nThe same gates, if the pairs had to reach the instrument's floor alone (not built). A/A gates that end red: "
+        f"{tables.share(*data['red_low_floor'])}.\n\n"
+    )
     each = [
         [row["row"], *(_power(row["power"][size]) for size in sizes), f"{100 * row['mde80']:.2f} %", _power(row["at_mde80"])]
         for row in data["rows"]
     ]
-    return text + tables.markdown(["class", *columns], classes) + "\n" + tables.markdown(["row", *columns], each)
+    by_floor = low_text + tables.markdown(["class", *columns[:-2]], low)
+    return text + tables.markdown(["class", *columns], classes) + by_floor + "\n" + tables.markdown(["row", *columns], each)

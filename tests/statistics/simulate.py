@@ -22,7 +22,7 @@ SEED = 20261130
 CHUNK = 100
 SIZES = (0.01, 0.02, 0.03, 0.05, 0.10)
 OURS = "screen, then paired confirm"
-LOW_FLOOR = "the same, confirm floor of .5 % (not built)"
+LOW_FLOOR = "the same, pairs with the instrument's floor alone (not built)"
 """What the gate would do if the pairs had the floor of the instrument alone, and not three SDs of the row's runs."""
 PROCESSES = 3
 
@@ -157,26 +157,29 @@ def _count(tally: Tally, made: Batch, mask: npt.NDArray[np.bool_], unfit: npt.ND
 def bias_table(
     world: World, *, seed: int, runs: int, gates: int, power_gates: int, sds: Sequence[float], deltas: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """False red and power of our rule where every row of HEAD has a persistent bias."""
+    """False red and power of our rule where every row of HEAD has a persistent bias; and of the same gates with the low floor."""
     made_rows = []
     for sd in sds:
         for delta0 in deltas:
             rng = np.random.default_rng([seed, round(1e6 * sd), round(1e6 * delta0)])
-            row: dict[str, Any] = {"bias_sd": sd, "delta0": delta0, "power": {}}
+            rows: dict[str, dict[str, Any]] = {name: {"power": {}} for name in (OURS, LOW_FLOOR)}
             for size, count in ((0.0, gates), *((size, power_gates) for size in (0.01, 0.02, 0.05))):
-                red = fit = 0
+                red, fit = dict.fromkeys(rows, 0), 0
                 for start in range(0, count, CHUNK):
                     now = min(CHUNK, count - start)
                     made = batch(world, rng, now, runs, size, bias_sd=sd)
-                    with ours.shared_flips():
-                        regressed, unfit, _ = judge_ours(made, delta0)
-                    red += int((regressed[np.arange(now), made.hit] if size else regressed.any(axis=1)).sum())
-                    fit += int((~unfit).sum())
-                if size:
-                    row["power"][f"{size:g}"] = [red, fit]
-                else:
-                    row["red"] = [red, count]
-            made_rows.append(row)
+                    picked = screens(made)
+                    fit += sum(not screened.unfit for screened in picked)
+                    for name in rows:
+                        with ours.shared_flips():
+                            regressed, _, _ = judge_ours(made, delta0, spread_floor=name == OURS, screened=picked)
+                        red[name] += int((regressed[np.arange(now), made.hit] if size else regressed.any(axis=1)).sum())
+                for name, row in rows.items():
+                    if size:
+                        row["power"][f"{size:g}"] = [red[name], fit]
+                    else:
+                        row["red"] = [red[name], count]
+            made_rows.append({"bias_sd": sd, "delta0": delta0, **rows[OURS], "low_floor": rows[LOW_FLOOR]})
     return made_rows
 
 
@@ -199,16 +202,17 @@ def render(data: dict[str, Any]) -> str:
 def render_bias(data: dict[str, Any]) -> str:
     """The table of `bias`, as Markdown."""
     sizes = list(data["rows"][0]["power"])
-    head = ["SD of the bias", "delta0", "false red (95 % interval)", *(f"{100 * float(size):g} %" for size in sizes)]
-    body = [
-        [
-            f"{100 * row['bias_sd']:g} %",
-            f"{100 * row['delta0']:g} %",
-            tables.share(*row["red"]),
-            *(tables.decimal(row["power"][size][0] / max(row["power"][size][1], 1), 2) for size in sizes),
-        ]
-        for row in data["rows"]
-    ]
+    columns = ["false red (95 % interval)", *(f"{100 * float(size):g} %" for size in sizes)]
+    head = ["SD of the bias", "delta0", *columns, *(f"{column}, low floor" for column in ("false red", *columns[1:]))]
+    body = []
+    for row in data["rows"]:
+        cells = [f"{100 * row['bias_sd']:g} %", f"{100 * row['delta0']:g} %"]
+        for counts in (row, row["low_floor"]):
+            cells += [
+                tables.share(*counts["red"]),
+                *(tables.decimal(counts["power"][size][0] / max(counts["power"][size][1], 1), 2) for size in sizes),
+            ]
+        body.append(cells)
     return tables.markdown(head, body)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ci import noise, screen, sequential
+from ci.errors import InputError
 from ci.model import CommitResult, RowKey, RowResult, RowVerdict
 from ci.pairs import DELTA0
-from tests.statistics import ours, resample, simulate, worlds
-from tests.statistics.records import Processes, read_processes
+from tests.statistics import ours, page, resample, simulate, spreads, tables, worlds
+from tests.statistics.records import Processes, kept_runs, read_processes
 
 CLASSES = ("read-bandwidth", "dequant", "launch", "compute", "host")
 
@@ -158,46 +160,137 @@ def test_a_shifted_world_shifts_every_run() -> None:
 
 @pytest.fixture(scope="module")
 def own(root: Path) -> Processes:
-    return read_processes(sorted((root / "baselines" / "asv").iterdir()))
+    return read_processes(kept_runs(root / "baselines" / "asv"))
 
 
 def test_the_records_are_read_whole(own: Processes) -> None:
-    assert own.y.shape == (15, 33)
+    assert own.y.shape == (21, 44)
     assert own.device == "NVIDIA H200"
-    assert [len(of_boot) for of_boot in own.boots().values()] == [6, 6, 3]
-    assert [run.shape for run in own.runs()] == [(33, 3)] * 5
-    assert int(own.layout.control.sum()) == 7
+    assert [len(of_boot) for of_boot in own.boots().values()] == [9, 9, 3]
+    assert [run.shape for run in own.runs()] == [(44, 3)] * 7
+    assert int(own.layout.control.sum()) == 9
     assert set(own.layout.least.tolist()) == {0.005, 0.03}
 
 
 def test_the_measured_world_has_the_spreads_of_the_records(own: Processes) -> None:
-    """By hand for one row: the pooled SD within runs, and what is left between them."""
+    """By hand for one row: the pooled SD within runs, and what is left between boots of three runs, three runs and one."""
     world = worlds.measured(own)
     row = own.layout.names.index(next(name for name in own.layout.names if "prefill T=16384 float16" in name))
     runs = np.array([run[row] for run in own.runs()])
     within = runs.var(axis=1, ddof=1).mean()
-    between = max(runs.mean(axis=1).var(ddof=1) - within / 3, 0.0)
+    boots = np.array([runs[:3].mean(), runs[3:6].mean(), runs[6].mean()])
+    between = max(boots.var(ddof=1) - within * (1 / 9 + 1 / 9 + 1 / 3) / 3, 0.0)
     assert world.process_sd is not None
     assert world.placement_sd is not None
     assert world.process_sd[row] == pytest.approx(math.sqrt(within))
     assert world.placement_sd[row] == pytest.approx(math.sqrt(between))
+    assert world.boots == (0, 0, 0, 1, 1, 1, 2)
     wide = worlds.measured(own, 100)
     assert len(wide.layout.names) == len(set(wide.layout.names)) == 100
-    assert int(wide.layout.control.sum()) == 7
+    assert int(wide.layout.control.sum()) == 9
     on_device = worlds.measured(own, 60, leave_out=("host",))
     assert "host" not in on_device.layout.bottlenecks
-    assert (len(on_device.layout.names), int(on_device.layout.control.sum())) == (60, 6)
+    assert (len(on_device.layout.names), int(on_device.layout.control.sum())) == (60, 7)
 
 
-def test_runs_of_one_boot_agree_tenfold_better_than_boots(own: Processes, root: Path) -> None:
-    """The SDs that docs/statistics.md quotes: between two runs of a boot, and between boots, median over the judged device-timed rows."""
-    means = np.array([run.mean(axis=1) for run in own.runs()])
-    within = np.sqrt(((means[0] - means[1]) ** 2 + (means[2] - means[3]) ** 2) / 4)
-    between = np.array([means[:2].mean(axis=0), means[2:4].mean(axis=0), means[4]]).std(axis=0, ddof=1)
-    rows = [row for row in own.layout.judged if own.layout.bottlenecks[row] != "host"]
-    told = f"{100 * np.median(within[rows]):.2f} % between runs of a boot, {100 * np.median(between[rows]):.2f} % between boots"
-    assert told.replace("0.", ".") in (root / "docs" / "statistics.md").read_text(encoding="utf-8")
-    assert np.median(between[rows]) > 5 * np.median(within[rows])
+def test_a_world_of_one_boot_is_refused(own: Processes) -> None:
+    first = own.boots()[own.boot[0]]
+    one = replace(own, y=own.y[first], boot=own.boot[: len(first)], run=own.run[: len(first)])
+    with pytest.raises(InputError, match="name runs of two boots or more"):
+        worlds.measured(one)
+
+
+def test_rows_of_the_measured_world_move_together_as_in_the_records(own: Processes) -> None:
+    """Over many boots the correlations are the records', controls among them; a world of rows that move alone has none of them."""
+    world = worlds.measured(own)
+    runs = np.array([run.mean(axis=1) for run in own.runs()])
+    recorded = np.corrcoef(np.array([runs[:3].mean(axis=0), runs[3:6].mean(axis=0), runs[6]]).T)
+    assert world.placement_sd is not None
+    moving = np.flatnonzero(world.placement_sd > 1e-4)
+    assert moving.size > 38
+    apart = []
+    for together in (world.together, None):
+        quiet = worlds.World(world.layout, np.full(44, 1e-9), world.placement_sd, together)
+        drawn = worlds.Draw(quiet, np.random.default_rng(9), 1).runs(4000, 1)[0, moving, :, 0]
+        assert drawn.std(axis=1) == pytest.approx(world.placement_sd[moving], rel=0.06)
+        apart.append(float(np.abs(np.corrcoef(drawn) - recorded[np.ix_(moving, moving)]).max()))
+    assert apart[0] < 0.1
+    assert apart[1] > 0.9
+
+
+def test_runs_of_a_boot_share_their_placement_and_the_head_has_its_own() -> None:
+    world = worlds.World(_layout(5), np.full(5, 1e-9), np.full(5, 0.01), boots=(0, 0, 1))
+    draw = worlds.Draw(world, np.random.default_rng(10), 4)
+    y, head = draw.runs(5, 1)[..., 0], draw.runs(1, 1)[..., 0]
+    near = np.abs(y[:, :, :, None] - y[:, :, None, :]).max(axis=(0, 1)) < 1e-6
+    assert near.tolist() == [[i == j or {i, j} == {0, 1} for j in range(5)] for i in range(5)]
+    assert (np.abs(y - head) > 1e-6).any(axis=(0, 1)).all()
+
+
+@pytest.mark.slow
+def test_more_boots_mend_gates_that_are_unfit_without_a_shift(own: Processes) -> None:
+    """As docs/statistics.md says: many with the records' three boots, few once each of as many runs has a boot of its own."""
+    three = worlds.measured(own, leave_out=("host",))
+    unfit = []
+    for world in (three, replace(three, boots=())):
+        made = simulate.batch(world, np.random.default_rng(21), 300, 7, 0.0)
+        unfit.append(sum(screened.unfit for screened in simulate.screens(made)))
+    assert unfit[0] > 0.05 * 300
+    assert unfit[1] < 0.05 * 300
+
+
+# ---------------------------------------------------------------- spreads
+
+
+def _processes(y: noise.Array, boots: str, runs: str, layout: ours.Layout) -> Processes:
+    return Processes(layout, y, tuple(boots), tuple(f"{i} {i}" for i in runs), "c" * 40, "box", ())
+
+
+def test_spreads_are_what_a_pencil_gives() -> None:
+    """A row and its control that follow boots alike, and a row's own noise within runs and boots; run 1 and 2 on boot a, 3 on boot b."""
+    layout = ours.layout_of(["row", "control"], ["launch", "launch"], [False, True])
+    boot = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 1.0])
+    own = np.array([-0.01, 0.01, 0.03, 0.05, -0.01, 0.01])
+    made = spreads.spreads(_processes(np.stack([boot + own, boot], axis=1), "aaaabb", "112233", layout))
+    row, control = made["rows"]
+    assert made["runs"] == [2, 1]
+    assert row["process"] == pytest.approx(math.sqrt(6 * 0.01**2 / 3))
+    assert row["run"] == pytest.approx(0.04 / math.sqrt(2))
+    assert row["boot"] == pytest.approx((1 - 0.02) / math.sqrt(2))
+    # The faster process of two is the slower one too: ceil(.6 x 2) = 2 processes are kept.
+    assert row["all"] == pytest.approx(float(np.std([0.0, 0.04, 1.0], ddof=1)))
+    assert row["normalised"] == pytest.approx(float(np.std([0.0, 0.04, 0.0], ddof=1)))
+    assert row["floor"] == pytest.approx(3 * row["normalised"])
+    assert (control["process"], control["run"], control["floor"]) == (0.0, 0.0, None)
+    assert control["boot"] == pytest.approx(1 / math.sqrt(2))
+    told = spreads.render(made)
+    assert "3 runs over 2 boots (2, 1)" in told
+    assert "| launch (1 rows) | 1.41 % | 2.83 % | 69.30 % |" in told
+
+
+def test_runs_that_show_no_spread_are_refused() -> None:
+    layout = ours.layout_of(["row"], ["launch"], [False])
+    for boots, runs in (("aaaa", "1122"), ("aabb", "1122")):
+        with pytest.raises(InputError, match="name two runs of a boot, and another boot"):
+            spreads.spreads(_processes(np.zeros((4, 1)), boots, runs, layout))
+    with pytest.raises(InputError, match="run 2 has processes of 2 boots; keep each boot's in a folder of its own"):
+        spreads.spreads(_processes(np.zeros((4, 1)), "aaab", "1122", layout))
+
+
+def test_the_stored_spreads_are_what_the_runs_give(own: Processes, root: Path) -> None:
+    """The cheap table is computed again; and the sentences that docs/statistics.md makes of it."""
+    stored = page.stored(root, "spreads")
+    again = spreads.spreads(own)
+    assert {name: stored[name] for name in again if name != "rows"} == {name: again[name] for name in again if name != "rows"}
+    for was, now in zip(stored["rows"], again["rows"], strict=True):
+        assert all(was[name] == now[name] for name in ("row", "class", "control", "host"))
+        measured = spreads.LEVELS[:-1] if now["control"] else spreads.LEVELS
+        assert [was[level] for level in measured] == pytest.approx([now[level] for level in measured], rel=1e-9)
+    rows = [row for row in again["rows"] if not row["control"] and not row["host"]]
+    within, boots, flat = (tables.decimal(100 * spreads.median(rows, level), 2) for level in ("run", "boot", "normalised"))
+    text = (root / "docs" / "statistics.md").read_text(encoding="utf-8")
+    assert f"{within} % between runs of a boot and {boots} % between boots; with the controls taken off {flat} % is left" in text
+    assert spreads.median(rows, "boot") > 5 * spreads.median(rows, "run")
 
 
 # ---------------------------------------------------------------- draws

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ci.errors import InputError
 from tests.statistics.ours import Indices, Layout, layout_of
 from tests.statistics.records import Processes
 
@@ -33,6 +34,9 @@ class World:
         layout: Of the rows.
         process_sd, placement_sd: [rows], SDs of a process within a run and of a run's placement; None draws them for each gate: total SD
             log-uniform in .3 to 3 %, a fifth of the variance placement.
+        together: [rows, directions], rows of length 1: a placement is placement_sd x together @ normal [directions], so that rows move
+            together, controls too; None moves each row by itself.
+        boots: [runs], the boot of each run of a baseline, from 0. Runs of a boot share their placement; a run beyond these has its own.
         common_sd: SD of the everyday shift of a whole run.
         shift_chance: Chance of a shift of 2 to 6 % of a whole run.
         burst_chance: Chance that one process of a run is slow by 3 to 15 % in all rows.
@@ -43,6 +47,8 @@ class World:
     layout: Layout
     process_sd: Array | None = None
     placement_sd: Array | None = None
+    together: Array | None = None
+    boots: tuple[int, ...] = ()
     common_sd: float = 0.0
     shift_chance: float = 0.0
     burst_chance: float = 0.0
@@ -62,18 +68,27 @@ def pessimistic(num_rows: int) -> World:
 
 
 def measured(processes: Processes, num_rows: int | None = None, *, seed: int = 0, leave_out: Sequence[str] = ()) -> World:
-    """A device's own noise: each row's SD within runs and between runs, estimated from the runs of `processes`.
+    """A device's own noise: each row's SD within runs and between boots, estimated from the runs of `processes`.
+
+    Rows move from boot to boot together as they did in the records, with the correlations of the boots' means: what a boot does to a class
+    it does to the controls of the class too, which take it off. A baseline has the records' boots, the run under test one of its own.
 
     Args:
-        processes: Records of at least two runs of at least two processes.
+        processes: Records of at least two boots, and of two processes a run.
         num_rows: Rows of the gate; beyond the real ones judged rows are drawn again. None keeps the real rows.
         seed: Of that draw.
         leave_out: Bottleneck classes without which the gate is.
+    Raises:
+        InputError: The records are of one boot.
     """
-    runs = processes.runs()
+    runs, places = processes.runs(), processes.run_boots()
+    names = list(dict.fromkeys(places))
+    if len(names) < 2:
+        raise InputError("records of one boot show no spread between boots; name runs of two boots or more")
     within = np.array([run.var(axis=1, ddof=1) for run in runs]).mean(axis=0)
-    means = np.array([run.mean(axis=1) for run in runs])
-    share = float(np.mean([1 / run.shape[1] for run in runs]))
+    of_boot = [np.concatenate([run for run, place in zip(runs, places, strict=True) if place == name], axis=1) for name in names]
+    means = np.array([boot.mean(axis=1) for boot in of_boot])
+    share = float(np.mean([1 / boot.shape[1] for boot in of_boot]))
     between = np.maximum(means.var(axis=0, ddof=1) - share * within, 0.0)
     layout = processes.layout
     rows = np.array([row for row, name in enumerate(layout.bottlenecks) if name not in leave_out], dtype=np.intp)
@@ -82,7 +97,10 @@ def measured(processes: Processes, num_rows: int | None = None, *, seed: int = 0
         rows = np.concatenate([rows, extra])[:num_rows]
     taken = layout.take(rows)
     taken = replace(taken, names=tuple(f"{name} #{i}" for i, name in enumerate(taken.names)))
-    return World(taken, process_sd=np.sqrt(within[rows]), placement_sd=np.sqrt(between[rows]))
+    moved = (means - means.mean(axis=0)).T[rows]
+    together = moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), np.finfo(float).tiny)
+    boots = tuple(names.index(place) for place in places)
+    return World(taken, process_sd=np.sqrt(within[rows]), placement_sd=np.sqrt(between[rows]), together=together, boots=boots)
 
 
 def shifted(world: World) -> World:
@@ -126,7 +144,13 @@ class Draw:
         burst = np.zeros((*per_run, num_processes))
         hit = (rng.random(per_run) < world.burst_chance) * rng.uniform(0.03, 0.15, per_run)
         np.put_along_axis(burst, rng.integers(0, num_processes, per_run)[..., None], hit[..., None], axis=2)
-        placement = rng.normal(0, 1, (*self.load.shape, num_runs)) * self.placement_sd[..., None]
+        boots = [*world.boots, *range(len(world.boots), num_runs)][:num_runs]
+        num_boots = max(boots) + 1
+        if world.together is None:
+            unit = rng.normal(0, 1, (*self.load.shape, num_boots))
+        else:
+            unit = world.together @ rng.normal(0, 1, (self.gates, world.together.shape[1], num_boots))
+        placement = unit[..., boots] * self.placement_sd[..., None]
         levels = common[:, None, :] * self.load[..., None] + placement
         return np.asarray(levels[..., None] + burst[:, None] + self._noise(self.process_sd, (num_runs, num_processes)))
 
