@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from ci import baseline as baselines
-from ci import gate, run
+from ci import gate, lost_rows, run
 from ci.compare import compare_baseline
 from ci.device import Device
 from ci.errors import GateError, InputError, UsageError
@@ -133,8 +133,9 @@ def test_two_shards_measure_one_run_each() -> None:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, root: Path) -> Path:
-    """A repository whose main has the H200's baseline."""
+def repository(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose main has the H200's baseline, and whose suites, which are told to be the same at both commits, are not there."""
+    monkeypatch.setattr(lost_rows, "suites", lambda repository, base: lost_rows.Suites({}, {}))
     path = tmp_path / "repository"
     (path / "baselines").mkdir(parents=True)
     shutil.copy(root / "docs" / "data" / "baseline-t1" / "NVIDIA_H200.json", path / "baselines")
