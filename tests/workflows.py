@@ -30,6 +30,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = ROOT / ".github" / "workflows"
+_OF_A_MAKE_ABOVE = frozenset({"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS"})
+"""`make test ARGS=...` hands its arguments down to each make below it."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -91,7 +93,8 @@ class Runner:
         print(f"== {name}{f' ({told})' if told else ''}", flush=True)
         place = self.clone(re.sub(r"[^a-z0-9]+", "-", f"{name} {told}".lower()).strip("-"))
         summary = place.with_suffix(".summary.md")
-        env = {**os.environ, **self.env, "CI": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+        own = {name: value for name, value in os.environ.items() if name not in _OF_A_MAKE_ABOVE}
+        env = {**own, **self.env, "CI": "true", "GITHUB_STEP_SUMMARY": str(summary)}
         env.update({key: filled(str(value), values) for key, value in (job.get("env") or {}).items()})
         broken = False
         for step in job["steps"]:

@@ -101,9 +101,9 @@ def test_nothing_creeps_in_three_months_without_drift() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every", "years", "most"), [(None, 4, 28), (1, 2, 17), (30, 4, 28)])
+@pytest.mark.parametrize(("every", "years", "most"), [(None, 2, 17), (1, 1, 11), (30, 2, 17)])
 def test_no_row_creeps_in_years_without_drift(every: int | None, years: int, most: int) -> None:
-    """A seed and 365 nights a year, six rows each, noise .1 to .3 %: no CREEP in 1,460 nights a schedule, or 730 with nightly refreshes.
+    """A seed and 365 nights a year, six rows each, noise .1 to .3 %: no CREEP in 730 nights a schedule, or 365 with nightly refreshes.
 
     REGRESSED comes in no more nights than the gate's 1 % allows (`most` is its 99.9 % quantile); one a schedule as written.
     """

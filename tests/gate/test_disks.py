@@ -15,10 +15,12 @@ from ci.jsonio import read_bounded
 from ci.model import RowVerdict
 from ci.verdict_file import load
 from tests.gate.conftest import Project
-from tests.gate.test_faults import COMMAND, PAIRS, whole_files
+from tests.gate.test_faults import whole_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+PAIRS = 2
+COMMAND = ("gate", "--select", "Allocator.*bump", "--pairs", str(PAIRS), "--no-compiled")
 GATE = f'"{sys.executable}" -m ci {" ".join(COMMAND)}'
 """A gate of too few pairs for a pass: its verdict says of each row that all pairs are there and whole."""
 

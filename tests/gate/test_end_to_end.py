@@ -92,7 +92,15 @@ def _interrupt(project: Project) -> Interrupted:
     """Starts the gate, and interrupts it in the process after the first round."""
     env = {**os.environ, DEVICE_VARIABLE: "cpu", "MARK_OF_THIS_TEST": str(project.path)}
     command = [sys.executable, "-m", *GATE]
-    gate = subprocess.Popen(command, cwd=project.path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    gate = subprocess.Popen(
+        command,
+        cwd=project.path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background of a shell ignore it
+    )
     deadline_s = time.monotonic() + 300
     while not _finished_rounds(project):
         assert time.monotonic() < deadline_s
