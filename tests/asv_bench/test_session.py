@@ -76,7 +76,7 @@ def _measure(root: Path, tmp_path: Path, instrument: Path, **env: str) -> subpro
         "RAPID_LLM_BENCH_DEVICE": "cpu",
         "RAPID_LLM_RECORDS_DIR": str(tmp_path / "records"),
         "ASV_COMMIT": "c0ffee" + "0" * 34,
-        "RAPID_LLM_ROW_TIMEOUT_S": "15",
+        "RAPID_LLM_ROW_TIMEOUT_S": "9",
     }
     command = [sys.executable, "-c", _MEASURE, str(instrument)]
     return subprocess.run(command, env={**known, **env}, cwd=tmp_path, capture_output=True, text=True, timeout=200)
@@ -97,7 +97,7 @@ def test_one_fault_costs_one_row_and_each_says_why(root: Path, tmp_path: Path) -
     }
     assert "SIGSEGV" in outcomes["dies"]["reason"]
     assert outcomes["raises"]["reason"] == "ValueError: no such luck"
-    assert "hung for 15 s" in outcomes["hangs"]["reason"]
+    assert "hung for 9 s" in outcomes["hangs"]["reason"]
     (record,) = (tmp_path / "records").rglob("*.json")
     assert record.parent.name == "c0ffee000000"
     text = record.read_text(encoding="utf-8")

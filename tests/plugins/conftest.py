@@ -24,7 +24,7 @@ import toy
 class Copy:
     params = [["small", "large"]]
     param_names = ["case"]
-    rounds = 3
+    rounds = 2
     version = "1"
 
     def setup_cache(self):

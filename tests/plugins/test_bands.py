@@ -95,6 +95,10 @@ def continuous(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Continuous:
     return compare
 
 
+THREE_ROUNDS = ("-a", "rounds=3")
+"""With two, asv calls no change of 2 % significant."""
+
+
 def _marked(done: subprocess.CompletedProcess[str], mark: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(f"| {mark} ")]
 
@@ -107,7 +111,7 @@ def _told(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_quiet_row_that_falls_by_two_per_cent_regresses_and_a_noisy_one_that_falls_by_fifteen_does_not(
     continuous: Continuous, toy: Toy
 ) -> None:
-    done = continuous({"large": 196.0, "small": 85.0}, baseline=_baseline())
+    done = continuous({"large": 196.0, "small": 85.0}, *THREE_ROUNDS, baseline=_baseline())
     assert done.returncode == 1, done.stdout
     marked = _marked(done, "+")
     assert len(marked) == 2, done.stdout  # the rate, and the latency that rose with it
@@ -126,7 +130,7 @@ def test_a_quiet_row_that_falls_by_two_per_cent_regresses_and_a_noisy_one_that_f
 
 
 def test_a_quiet_row_that_rises_by_two_per_cent_improves(continuous: Continuous) -> None:
-    done = continuous({"large": 204.0}, baseline=_baseline())
+    done = continuous({"large": 204.0}, *THREE_ROUNDS, baseline=_baseline())
     assert done.returncode == 0, done.stdout
     assert len(_marked(done, "-")) == 2
     assert not _marked(done, "+")
