@@ -33,6 +33,14 @@ gate: $(VENV_READY) ## measure, compare, report: ends with a verdict and report/
 test: $(VENV_READY) ## run the tests (ARGS='-m "not slow"' for the quick ones)
 	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+ON_GPU := tests/kernels tests/ops tests/modules tests/autotune tests/kv_cache tests/test_free_runs.py tests/asv_bench/test_launches.py
+
+.PHONY: test-gpu
+test-gpu: $(VENV_READY) ## on a machine with a GPU: the tests that use it; timers and the gate's faults have it to themselves
+	@$(PY) -m pytest -n 8 --dist worksteal --ignore tests/kernels/test_compile.py $(ON_GPU) $(ARGS)
+	@$(PY) -m pytest tests/asv_bench/test_microbench_gpu.py $(ARGS)
+	@$(PY) -m pytest tests/gate/test_gpu_faults.py $(ARGS)
+
 .PHONY: lint
 lint: $(VENV_READY) ## ruff and strict mypy
 	@$(PY) -m ruff check .
