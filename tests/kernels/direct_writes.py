@@ -149,4 +149,5 @@ MUTANTS: dict[str, Callable[[], Any]] = {
 
 if __name__ == "__main__":
     mutated = MUTANTS[sys.argv[1]] if sys.argv[1:] else contextlib.nullcontext
-    print(json.dumps(told_of(CASES, (launcher.kv_write_kernel,), mutated)))
+    chosen = [case for case in CASES if case.__name__ in sys.argv[2:] or not sys.argv[2:]]
+    print(json.dumps(told_of(chosen, (launcher.kv_write_kernel,), mutated)))

@@ -16,9 +16,9 @@ CASES = {
 """By module."""
 
 
-def told(root: Path, module: str, *mutant: str) -> dict[str, list[str]]:
+def told(root: Path, module: str, *mutant_and_cases: str) -> dict[str, list[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", module, *mutant]
+    command = [sys.executable, "-m", module, *mutant_and_cases]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     made: dict[str, list[str]] = json.loads(done.stdout)
@@ -43,8 +43,8 @@ def test_the_direct_path_is_tritons(problems: dict[str, dict[str, list[str]]], m
     [("alignment", "every_alignment_and_stride"), ("state", "what_takes_the_ordinary_path"), ("form", "every_alignment_and_stride")],
 )
 def test_a_path_that_looks_at_less_is_caught(root: Path, module: str, mutant: str, case: str) -> None:
-    assert told(root, module, mutant)[case]
+    assert told(root, module, mutant, case)[case]
 
 
 def test_a_write_that_forgets_which_scales_divide_is_caught(root: Path) -> None:
-    assert told(root, "tests.kernels.direct_writes", "division")["every_form"]
+    assert told(root, "tests.kernels.direct_writes", "division", "every_form")["every_form"]
