@@ -31,7 +31,7 @@ gate: $(VENV_READY) ## measure, compare, report: ends with a verdict and report/
 
 .PHONY: test
 test: $(VENV_READY) ## run the tests (ARGS='-m "not slow"' for the quick ones)
-	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 ON_GPU := tests/kernels tests/ops tests/modules tests/autotune tests/kv_cache tests/test_free_runs.py tests/asv_bench/test_launches.py
 

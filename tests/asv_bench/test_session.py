@@ -12,6 +12,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _FAULTY = '''
 """Rows that misbehave."""
 import os

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _SHARED = ("every_alignment_and_stride", "what_decides", "what_takes_the_ordinary_path")
 CASES = {
     "tests.kernels.direct_launches": ("every_variant", *_SHARED, "captures"),

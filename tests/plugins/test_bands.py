@@ -23,6 +23,8 @@ from ci.screen import MIN_FLOOR
 from tests.ci.gate_builders import PROTOCOL, a_baseline, a_run, commit_of, environment, with_row, without_row
 from tests.plugins.conftest import Toy
 
+pytestmark = pytest.mark.slow
+
 Continuous = Callable[..., subprocess.CompletedProcess[str]]
 
 SDS = {"large": 0.0005, "small": 0.06}

@@ -11,6 +11,8 @@ import pytest
 
 from tests.plugins.conftest import Toy
 
+pytestmark = pytest.mark.slow
+
 Compare = Callable[..., subprocess.CompletedProcess[str]]
 
 
