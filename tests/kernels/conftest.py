@@ -32,6 +32,22 @@ def backend(request: pytest.FixtureRequest, device: str) -> str:
     return name
 
 
+@pytest.fixture
+def firsts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows by an entry for each launch that goes through Triton's `JITFunction.run`."""
+    from rapid_llm.kernels.direct_launch import Launches
+
+    made: list[object] = []
+    original = Launches.first
+
+    def counted(launches: Any, *args: Any, **kwargs: Any) -> None:
+        made.append(launches)
+        original(launches, *args, **kwargs)
+
+    monkeypatch.setattr(Launches, "first", counted)
+    return made
+
+
 @pytest.fixture(autouse=True)
 def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory from torch.empty holds NaN (0x7F in bytes): what a kernel fails to write is seen."""

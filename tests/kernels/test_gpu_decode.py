@@ -9,7 +9,6 @@ from asv_bench.microbench import bench
 from asv_bench.trial_peers import bare_launch
 from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels.configs import VARIANTS, choose_config
-from rapid_llm.kernels.direct_launch import Launches
 from rapid_llm.kernels.ops import paged_decode_attention
 from rapid_llm.kernels.ops.tuned import overridden
 
@@ -103,20 +102,6 @@ def test_one_graph_may_be_replayed_without_the_one_captured_before_it() -> None:
 
 MOST_OF_A_BARE_LAUNCH = 1.3
 """What the public op may cost the host, in bare Triton launches."""
-
-
-@pytest.fixture
-def firsts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Grows by an entry for each launch that goes through Triton's `JITFunction.run`."""
-    made: list[object] = []
-    original = Launches.first
-
-    def counted(launches: Launches, *args: Any, **kwargs: Any) -> None:
-        made.append(launches)
-        original(launches, *args, **kwargs)
-
-    monkeypatch.setattr(Launches, "first", counted)
-    return made
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

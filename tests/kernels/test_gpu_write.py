@@ -1,14 +1,11 @@
 """What only a GPU can show of the direct path of KV writes: eager, captured, on streams, and the launch's cost."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from asv_bench.microbench import bench
 from asv_bench.trial_peers import bare_launch
 from asv_bench.verify import check_guards, check_write
-from rapid_llm.kernels.direct_launch import Launches
 from rapid_llm.kernels.ops import kv_write
 from tests.kernels.test_gpu_decode import MOST_OF_A_BARE_LAUNCH
 
@@ -43,20 +40,6 @@ class Step:
         untouched = torch.ones(ROWS, dtype=torch.bool, device="cuda")
         untouched[self.slots.long()] = False
         check_guards(torch.full_like(self.pool, 77)[untouched], self.pool[untouched], what="KV write")
-
-
-@pytest.fixture
-def firsts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Grows by an entry for each launch that goes through Triton's `JITFunction.run`."""
-    made: list[object] = []
-    original = Launches.first
-
-    def counted(launches: Launches, *args: Any, **kwargs: Any) -> None:
-        made.append(launches)
-        original(launches, *args, **kwargs)
-
-    monkeypatch.setattr(Launches, "first", counted)
-    return made
 
 
 @pytest.mark.parametrize(("dtype", "scales"), POOLS)

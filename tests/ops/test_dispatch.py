@@ -1,7 +1,6 @@
 """Filtering, ranking, forcing, explaining (R3, R30, R67, R68, R69, R72, R74, R76)."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,17 +13,10 @@ from rapid_llm.kernels.ops import registry
 from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, dispatch, set_perf_provider
 from rapid_llm.kernels.ops.spec import GoldenRecord, KernelSpec, LayoutRequirement, Preference, Request
 
+pytestmark = pytest.mark.usefixtures("isolated")
+
 VERIFIED = GoldenRecord(verified=True, max_abs_diff=1e-3)
 REQUEST = Request("op", "cpu", None, "float16", "float16", frozenset({"kv:paged"}), (("batch", 1),))
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(FORCE_BACKEND_VARIABLE, raising=False)
-    with registry.isolated():
-        before = set_perf_provider(None)
-        yield
-        set_perf_provider(before)
 
 
 def add(name: str, **changes: Any) -> KernelSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,14 @@ import torch
 from asv_bench import bench_kv_write, bench_paged_decode
 from rapid_llm.errors import EvidenceError
 from rapid_llm.kernels.ops import registry
-from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, dispatch, set_perf_provider
+from rapid_llm.kernels.ops.dispatch import dispatch, set_perf_provider
 from rapid_llm.kernels.ops.evidence import device_name_here, install_evidence, load_evidence, parse_label, record_goldens
 from rapid_llm.kernels.ops.spec import Request
 
+pytestmark = pytest.mark.usefixtures("isolated")
+
 H200 = "NVIDIA H200"
 TAGS = frozenset({"kv:paged", "kv:row-table", "kv:16bit-aligned", "kv:combined"})
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(FORCE_BACKEND_VARIABLE, raising=False)
-    with registry.isolated():
-        before = set_perf_provider(None)
-        yield
-        set_perf_provider(before)
 
 
 LABELS = [

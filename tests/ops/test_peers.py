@@ -16,20 +16,13 @@ from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.errors import DTypeError, NoKernelError, ScaleError, ShapeError
 from rapid_llm.kernels.backends import flashinfer, sdpa
 from rapid_llm.kernels.ops import contiguous_decode_attention, contiguous_decode_request, decode_request, registry
-from rapid_llm.kernels.ops.dispatch import FORCE_BACKEND_VARIABLE, dispatch, set_perf_provider
+from rapid_llm.kernels.ops.dispatch import dispatch, set_perf_provider
 from rapid_llm.kernels.ops.spec import GoldenRecord, Request, ShapeLimit
+
+pytestmark = pytest.mark.usefixtures("isolated")
 
 OP = "contiguous_decode_attention"
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
-
-
-@pytest.fixture(autouse=True)
-def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(FORCE_BACKEND_VARIABLE, raising=False)
-    with registry.isolated():
-        before = set_perf_provider(None)
-        yield
-        set_perf_provider(before)
 
 
 def contiguous(**changes: Any) -> Request:
