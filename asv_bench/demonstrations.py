@@ -3,19 +3,21 @@
     python -m asv_bench.demonstrations [--json FILE]
 
 Prints and keeps: a 2 MiB copy cold, warm, and with a synchronise in each iteration; a host stall under events and under `bench_host`;
-both device timers over waits of a known length, and on real rows; the scatter of a decode step under both; where the allocator waits.
+both device timers over waits of a known length, and on real rows, where a flush that leaves the L2 clean shows what do_bench's leaves to
+be written back; the scatter of a decode step under both; where the allocator waits.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from asv_bench import bench_kv_write, bench_paged_decode, suite
 from asv_bench.environment import collect_environment
 from asv_bench.lazy import LazyModule
 from asv_bench.microbench import Timing, bench, bench_graph, bench_host, bench_stateful
+from asv_bench.quiet import FLUSH_FACTOR, l2_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +113,7 @@ def known_waits(device: torch.device) -> list[dict[str, Any]]:
 
 
 def both_timers(device: torch.device) -> list[dict[str, Any]]:
-    """`bench` and `bench_graph` on the same calls of real rows."""
+    """`bench` and `bench_graph` on the same calls of real rows; `bench` also with a flush that leaves nothing to be written back."""
     decode = bench_paged_decode.uniform
     rows = [
         (bench_paged_decode.PagedDecode, decode(64, 8192, "float16", "cuda")),
@@ -119,7 +122,7 @@ def both_timers(device: torch.device) -> list[dict[str, Any]]:
         (bench_paged_decode.PagedDecode, decode(1, 32768, "float16", "cuda")),
         *((bench_kv_write.KVWritePrefill, case) for case in bench_kv_write.KVWritePrefill.cases if case.devices == ("cuda",)),
     ]
-    return [_under_both(suite_class, case, device) for suite_class, case in rows]
+    return [_under_both(suite_class, case, device, clean=True) for suite_class, case in rows]
 
 
 def decode_scatter(device: torch.device) -> list[dict[str, Any]]:
@@ -146,11 +149,38 @@ def allocator_waits(device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
-def _under_both(suite_class: type[suite.Suite], case: suite.Case, device: torch.device) -> dict[str, Any]:
+def _under_both(suite_class: type[suite.Suite], case: suite.Case, device: torch.device, *, clean: bool = False) -> dict[str, Any]:
     prepared = suite_class().build(case, device)
     graph = bench_graph(prepared.calls, device=device, set_bytes=prepared.work.moved or 0.0)
     events = bench(prepared.calls[0], device=device)
-    return {"case": case.label, "bench_graph": _said(graph), "bench": _said(events)}
+    told = {"case": case.label, "bench_graph": _said(graph), "bench": _said(events)}
+    if clean:
+        with _clean_flush(device):
+            told["bench_after_a_clean_flush"] = _said(bench(prepared.calls[0], device=device))
+    return told
+
+
+@contextlib.contextmanager
+def _clean_flush(device: torch.device) -> Iterator[None]:
+    """do_bench's flush, and then a read of twice the L2.
+
+    What the flush wrote is still to be written back when it has ended, and a kernel that brings other lines in has to wait for that; after
+    the read the L2 is as cold, and clean.
+    """
+    from triton.runtime import driver
+
+    other = torch.zeros(FLUSH_FACTOR * l2_bytes(device) // 4, dtype=torch.int32, device=device)
+    flush = driver.active.clear_cache
+
+    def flush_and_read(cache: object) -> None:
+        flush(cache)
+        other.amax()
+
+    driver.active.clear_cache = flush_and_read
+    try:
+        yield
+    finally:
+        driver.active.clear_cache = flush
 
 
 def _said(timing: Timing) -> dict[str, Any]:

@@ -173,8 +173,8 @@ def _run_worker(row_ids: list[str]) -> tuple[list[dict[str, Any]], str | None]:
                     child.kill()
                     child.wait()
         if death is not None:
-            said = [line.strip() for line in errors.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-            death = f"{death}{': ' + said[-1][-_STDERR_TAIL:] if said else ''}"
+            said = _last_words(errors.read_text(encoding="utf-8", errors="replace"))
+            death = f"{death}{': ' + said[-_STDERR_TAIL:] if said else ''}"
         return _events(journal), death
 
 
@@ -196,6 +196,14 @@ def _watch(child: subprocess.Popen[bytes], journal: Path, timeout_s: float) -> s
             child.wait()
             return f"hung for {timeout_s:.0f} s and was stopped"
         time.sleep(_POLL_S)
+
+
+def _last_words(stderr: str) -> str:
+    """The error of the last traceback, whose message may go on for lines of advice; else the last line that says something."""
+    _, traceback, rest = stderr.rpartition("Traceback (most recent call last):")
+    errors = [line for line in rest.splitlines() if line[:1].strip()] if traceback else []
+    lines = errors[:1] or [line for line in stderr.splitlines() if line.strip()][-1:]
+    return lines[0].strip() if lines else ""
 
 
 def _copy_new(journal: Path, progress: Path, start: int) -> int:

@@ -31,12 +31,14 @@ class Faulty(suite.Suite):
     op = "faulty"
     control = True
     impl = {"cpu": "vendor:none"}
-    cases = tuple(map(_case, ("good", "dies", "leaves", "raises", "hangs", "nan", "good again")))
+    cases = tuple(map(_case, ("good", "dies", "leaves", "raises", "is lost", "hangs", "nan", "good again")))
 
     def build(self, case, device):
         what = case.args["what"]
         if what == "raises":
             raise ValueError("no such luck\\nand more")
+        if what == "is lost":
+            raise BaseException("what was wrong\\nCompile with some option to see more")
         if what == "dies":
             os.kill(os.getpid(), 11)
         if what == "leaves":
@@ -93,12 +95,14 @@ def test_one_fault_costs_one_row_and_each_says_why(root: Path, tmp_path: Path) -
         "dies": "failed",
         "leaves": "failed",
         "raises": "failed",
+        "is lost": "failed",
         "hangs": "failed",
         "nan": "unverified",
         "good again": "ok",
     }
     assert "SIGSEGV" in outcomes["dies"]["reason"]
     assert outcomes["raises"]["reason"] == "ValueError: no such luck"
+    assert outcomes["is lost"]["reason"].endswith("died with exit status 1: BaseException: what was wrong")
     assert "hung for 9 s" in outcomes["hangs"]["reason"]
     (record,) = (tmp_path / "records").rglob("*.json")
     assert record.parent.name == "c0ffee000000"
@@ -106,7 +110,7 @@ def test_one_fault_costs_one_row_and_each_says_why(root: Path, tmp_path: Path) -
     data = json.loads(text, parse_constant=lambda token: pytest.fail(f"{token} is not strict JSON"))
     schema = json.loads((root / "baselines" / "schema" / "process-record.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(data, schema)
-    assert [row["status"] for row in data["rows"]] == ["ok", "failed", "failed", "failed", "failed", "unverified", "ok"]
+    assert [row["status"] for row in data["rows"]] == ["ok", "failed", "failed", "failed", "failed", "failed", "unverified", "ok"]
     assert data["environment"]["device"]["type"] == "cpu"
     assert data["ceilings"]["copy_gb_per_s"] > 0
 

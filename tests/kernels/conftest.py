@@ -34,9 +34,12 @@ def backend(request: pytest.FixtureRequest, device: str) -> str:
 
 @pytest.fixture
 def firsts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Grows by an entry for each launch that goes through Triton's `JITFunction.run`."""
+    """Grows by an entry for each launch that goes through Triton's `JITFunction.run`; what earlier tests made known is forgotten."""
     from rapid_llm.kernels.direct_launch import Launches
+    from rapid_llm.kernels.ops import attention, kv
 
+    attention._accepted.cache_clear()
+    kv._accepted.cache_clear()
     made: list[object] = []
     original = Launches.first
 

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from asv_bench.microbench import bench
-from asv_bench.trial_peers import bare_launch
 from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels.configs import VARIANTS, choose_config
 from rapid_llm.kernels.ops import paged_decode_attention
 from rapid_llm.kernels.ops.tuned import overridden
+from tests.kernels.host_cost import MOST_OF_A_BARE_LAUNCH, host_ratio
 
 pytestmark = pytest.mark.gpu
 
@@ -100,10 +99,6 @@ def test_one_graph_may_be_replayed_without_the_one_captured_before_it() -> None:
     steps[1].check()
 
 
-MOST_OF_A_BARE_LAUNCH = 1.3
-"""What the public op may cost the host, in bare Triton launches."""
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("dtype", "scales"), POOLS)
 def test_like_calls_are_launched_directly_eager_and_captured(
@@ -148,10 +143,4 @@ def test_the_public_op_costs_the_host_little_more_than_a_bare_launch() -> None:
     """1 x 1k, with the instrument and the peer of the trial."""
     step = Step(torch.float16, {}, [1024])
     step.table = step.table[:, :1024].contiguous()
-    for _ in range(2):
-        step.run()
-    bare = bare_launch(step.run)
-    device = torch.device("cuda")
-    public_us, bare_us = (bench(call, device=device).host_us for call in (step.run, bare))
-    print(f"host of the public op {public_us:.1f} us, of the bare launch {bare_us:.1f} us: {public_us / bare_us:.2f}")
-    assert public_us <= MOST_OF_A_BARE_LAUNCH * bare_us
+    assert host_ratio(step.run) <= MOST_OF_A_BARE_LAUNCH

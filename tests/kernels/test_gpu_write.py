@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from asv_bench.microbench import bench
-from asv_bench.trial_peers import bare_launch
 from asv_bench.verify import check_guards, check_write
 from rapid_llm.kernels.ops import kv_write
-from tests.kernels.test_gpu_decode import MOST_OF_A_BARE_LAUNCH
+from tests.kernels.host_cost import MOST_OF_A_BARE_LAUNCH, host_ratio
 
 pytestmark = pytest.mark.gpu
 
@@ -92,12 +90,4 @@ def test_writes_on_several_streams() -> None:
 def test_the_public_op_costs_the_host_little_more_than_a_bare_launch() -> None:
     """One token, with the instrument and the peer of the trial."""
     step = Step(torch.float16, {}, num_tokens=1)
-    for _ in range(2):
-        step.run()
-    bare = bare_launch(step.run)
-    device = torch.device("cuda")
-    public_us, bare_us = (bench(call, device=device).host_us for call in (step.run, bare))
-    assert public_us is not None
-    assert bare_us is not None
-    print(f"host of the public op {public_us:.1f} us, of the bare launch {bare_us:.1f} us: {public_us / bare_us:.2f}")
-    assert public_us <= MOST_OF_A_BARE_LAUNCH * bare_us
+    assert host_ratio(step.run) <= MOST_OF_A_BARE_LAUNCH
