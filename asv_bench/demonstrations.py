@@ -3,8 +3,8 @@
     python -m asv_bench.demonstrations [--json FILE]
 
 Prints and keeps: a 2 MiB copy cold, warm, and with a synchronise in each iteration; a host stall under events and under `bench_host`;
-both device timers over waits of a known length, and on real rows, where a flush that leaves the L2 clean shows what do_bench's leaves to
-be written back; the scatter of a decode step under both; where the allocator waits.
+both device timers over waits of a known length, and on real rows, with flushes that leave the L2 in other states than do_bench's; the
+scatter of a decode step under both; where the allocator waits.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def known_waits(device: torch.device) -> list[dict[str, Any]]:
 
 
 def both_timers(device: torch.device) -> list[dict[str, Any]]:
-    """`bench` and `bench_graph` on the same calls of real rows; `bench` also with a flush that leaves nothing to be written back."""
+    """`bench` and `bench_graph` on the same calls of real rows; `bench` also with the L2 clean, and as the row's other sets leave it."""
     decode = bench_paged_decode.uniform
     rows = [
         (bench_paged_decode.PagedDecode, decode(64, 8192, "float16", "cuda")),
@@ -155,28 +155,36 @@ def _under_both(suite_class: type[suite.Suite], case: suite.Case, device: torch.
     events = bench(prepared.calls[0], device=device)
     told = {"case": case.label, "bench_graph": _said(graph), "bench": _said(events)}
     if clean:
-        with _clean_flush(device):
+        with _flushed_also_by(_reads(device)):
             told["bench_after_a_clean_flush"] = _said(bench(prepared.calls[0], device=device))
+        others = prepared.calls[1:]
+        with _flushed_also_by(lambda: [call() for call in others]):
+            told["bench_after_its_like"] = _said(bench(prepared.calls[0], device=device))
     return told
 
 
-@contextlib.contextmanager
-def _clean_flush(device: torch.device) -> Iterator[None]:
-    """do_bench's flush, and then a read of twice the L2.
+def _reads(device: torch.device) -> Callable[[], object]:
+    """Reads twice the L2.
 
-    What the flush wrote is still to be written back when it has ended, and a kernel that brings other lines in has to wait for that; after
-    the read the L2 is as cold, and clean.
+    What a flush wrote is still to be written back when it has ended, and a kernel that brings other lines in waits for that; after these
+    reads the L2 is as cold, and clean.
     """
+    other = torch.zeros(FLUSH_FACTOR * l2_bytes(device) // 4, dtype=torch.int32, device=device)
+    return other.amax
+
+
+@contextlib.contextmanager
+def _flushed_also_by(more: Callable[[], object]) -> Iterator[None]:
+    """do_bench's flush is followed by another call, which leaves the L2 in another state."""
     from triton.runtime import driver
 
-    other = torch.zeros(FLUSH_FACTOR * l2_bytes(device) // 4, dtype=torch.int32, device=device)
     flush = driver.active.clear_cache
 
-    def flush_and_read(cache: object) -> None:
+    def flush_and_more(cache: object) -> None:
         flush(cache)
-        other.amax()
+        more()
 
-    driver.active.clear_cache = flush_and_read
+    driver.active.clear_cache = flush_and_more
     try:
         yield
     finally:

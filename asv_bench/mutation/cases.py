@@ -13,7 +13,7 @@ _DECODE_MODULE, _WRITE_MODULE = "asv_bench.bench_paged_decode", "asv_bench.bench
 
 _RAGGED = {"cpu": [130, 20], "cuda": [1000, 3001, 2048, 517]}
 _SHORT = {"cpu": [40, 20], "cuda": [100, 37]}
-_MANY = {"cpu": [130, 100, 90, 20], "cuda": [100 * (1 + (5 * i) % 32) for i in range(32)]}
+_MANY = {"cpu": [130, 100, 90, 20], "cuda": [130 * (1 + (5 * i) % 32) for i in range(32)]}
 """So many sequences that the rule takes a stream (`plant.py` lowers its threshold for the interpreter); some begin within a program's piece
 and end in the next."""
 _LONG = [4096] * 64

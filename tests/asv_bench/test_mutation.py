@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from asv_bench.mutation import __main__ as command
-from asv_bench.mutation import matrix
+from asv_bench.mutation import cases, matrix, plant
 from asv_bench.mutation.fault import SUITES, Edit, Fault, PlantError
 from asv_bench.mutation.matrix import FAULTS, Cell
 from asv_bench.mutation.plant import ROOT, planted
+from rapid_llm.kernels.configs import DecodeConfig
 
 REAL = [fault for fault in FAULTS if not fault.harmless]
 
@@ -25,6 +27,22 @@ def test_there_are_thirty_faults_and_eight_a_suite_that_need_no_gpu() -> None:
     by_suite = Counter(suite for fault in here for suite in {suite for suite, _ in matrix.places(fault, "cpu")})
     assert set(by_suite) == set(SUITES)
     assert min(by_suite.values()) >= 8
+
+
+def test_each_module_is_loaded_after_those_that_it_imports() -> None:
+    """Else it would keep the real one, and a fault in that would be planted where nobody calls."""
+    for place, name in enumerate(plant._LIBRARY):
+        tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert imported & set(plant._LIBRARY) <= set(plant._LIBRARY[:place]), name
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "e4m3"])
+def test_the_many_of_a_gpu_take_a_stream(kv_dtype: str) -> None:
+    """Else the faults of a stream would be planted where nothing runs (on the interpreter the thresholds are lowered)."""
+    lens = cases._MANY["cuda"]
+    sizes = {"batch": len(lens), "max_seq_len": max(lens), "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    assert DecodeConfig.default(sizes, kv_dtype).streamed
 
 
 def test_every_edit_fits_the_code() -> None:
