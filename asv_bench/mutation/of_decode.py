@@ -278,7 +278,7 @@ FAULTS = (
         "no-poison",
         "The suite's poison leaves the outputs as they are.",
         _SHORT,
-        (Edit(_SUITE, 'out.fill_(float("nan"))', "out.sum()"),),
+        (Edit(_SUITE, 'outs.fill_(float("nan"))', "outs.sum()"),),
         reason="takes outputs that its poison made wrong|^decode over",
     ),
     Fault(
@@ -288,8 +288,8 @@ FAULTS = (
         (
             Edit(
                 _SUITE,
-                "return verify.check_decode(torch.stack(outs)",
-                "return 0.0 * len(outs) if len(outs) else verify.check_decode(torch.stack(outs)",
+                "return verify.check_decode(outs",
+                "return 0.0 * len(outs) if len(outs) else verify.check_decode(outs",
             ),
         ),
         reason="takes outputs that its poison made wrong",
