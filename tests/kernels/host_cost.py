@@ -16,7 +16,8 @@ def host_ratio(call: Callable[[], None]) -> float:
     for _ in range(2):
         call()
     bare = bare_launch(call)
-    public_us, bare_us = (min(times) for times in zip(*((_host_us(call), _host_us(bare)) for _ in range(_TURNS)), strict=True))
+    turns = [(_host_us(call), _host_us(bare)) for _ in range(_TURNS)]
+    public_us, bare_us = min(turn[0] for turn in turns), min(turn[1] for turn in turns)
     print(f"host of the public op {public_us:.1f} us, of the bare launch {bare_us:.1f} us: {public_us / bare_us:.2f}")
     return public_us / bare_us
 
@@ -24,4 +25,4 @@ def host_ratio(call: Callable[[], None]) -> float:
 def _host_us(call: Callable[[], object]) -> float:
     host_us = bench(call, device=torch.device("cuda"), rep_ms=8).host_us
     assert host_us is not None
-    return float(host_us)
+    return host_us

@@ -1,0 +1,84 @@
+"""The command that runs the kernel tests under compute-sanitizer, with a stand-in for the tool."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import sanitize
+
+_TOOL = """#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+echo "========= COMPUTE-SANITIZER" > "$2"
+[ "$SUMMARY" = none ] || echo "========= $SUMMARY" >> "$2"
+[ "$HANGS" = 1 ] && exec sleep 60
+echo "3 passed in 0.1s"
+exit "$STATUS"
+"""
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compute-sanitizer that runs nothing and says what the environment tells it."""
+    path = tmp_path / "bin" / "compute-sanitizer"
+    path.parent.mkdir()
+    path.write_text(_TOOL, encoding="utf-8")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent), prepend=":")
+    monkeypatch.setenv("STATUS", "0")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [
+        ("ERROR SUMMARY: 0 errors", "0", 0),
+        ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", "0", 0),
+        ("ERROR SUMMARY: 2 errors", "0", 1),
+        ("RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)", "0", 1),
+        ("ERROR SUMMARY: 0 errors", "1", 1),
+        ("none", "0", 1),
+    ],
+)
+def test_only_passed_tests_and_a_summary_of_nothing_are_clean(
+    tool: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str, status: str, expected: int
+) -> None:
+    monkeypatch.setenv("SUMMARY", said)
+    monkeypatch.setenv("STATUS", status)
+    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck write"]) == expected
+    (outcome,) = json.loads((tool / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert outcome["tests"] == "3 passed in 0.1s"
+    assert "| memcheck | write | 3 passed in 0.1s |" in capsys.readouterr().out
+
+
+def test_what_is_out_of_time_is_stopped_and_not_clean(
+    tool: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SUMMARY", "ERROR SUMMARY: 0 errors")
+    monkeypatch.setenv("HANGS", "1")
+    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck write", "--seconds", "1"]) == 1
+    assert "stopped: out of time" in capsys.readouterr().out
+
+
+def test_without_the_tool_or_with_no_part_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: Path
+) -> None:
+    assert sanitize.main(["--out", str(tmp_path / "x"), "--select", "nothing"]) == 2
+    assert "memcheck decode" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sanitize.main(["--out", str(tmp_path / "x")]) == 2
+    assert "comes with the CUDA toolkit" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_part_has_tests() -> None:
+    """A word of pytest's that selects nothing would be a clean part."""
+    for part in sanitize.PARTS:
+        command = [*part.command, "--collect-only"]
+        done = subprocess.run(command, cwd=sanitize.ROOT, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, f"{part}: {done.stdout}{done.stderr}"
+    assert sys.executable == sanitize.PARTS[0].command[0]
