@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gate_builders import BASE_COMMIT, HEAD_COMMIT, commit_of, environment, measured, record_file, row_file
 from gate_shortcuts import NOW, outcome
+from kept_runs import write_kept
 
 from ci import baseline as baselines
 from ci import noise, staged
@@ -20,7 +21,8 @@ from ci.compare import baseline_floors, compare_baseline
 from ci.confirm import compare_pairs
 from ci.creep import anchor_of, standing
 from ci.errors import BaselineError
-from ci.host_floor import host_floor, levelled
+from ci.host_floor import floors_of, host_floor, levelled
+from ci.merge import load_kept
 from ci.model import CommitResult, GateResult, RowKey, RowResult, RowVerdict, RunVerdict
 from ci.records import process_record
 from ci.references import references_of
@@ -253,7 +255,37 @@ def test_the_band_in_pairs_lies_where_the_base_would_be_on_heads_host() -> None:
     assert math.sqrt(row.band[0] * row.band[1]) == pytest.approx(row.baseline / 1.02, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("base", "verdict", "exit_code"),
+    [({}, RowVerdict.INVALID, 5), ({"slow": {"alloc_b": 1.25}, "floor": {"alloc_b": 1.25}}, RowVerdict.CLEARED, 0)],
+)
+def test_pairs_say_whether_a_floor_rose_with_the_change_or_with_the_host(
+    base: Mapping[str, object], verdict: RowVerdict, exit_code: int
+) -> None:
+    """The screen picks the row for its floor; where the merge-base has it too, it was the host."""
+    rose = {"slow": {"alloc_b": 1.25}, "floor": {"alloc_b": 1.25}}
+    screen = _against(_run(53, commit=HEAD_COMMIT, **rose))  # type: ignore[arg-type]
+    look = (_run(80, processes=12, **base), _run(81, commit=HEAD_COMMIT, processes=12, **rose))  # type: ignore[arg-type]
+    result = staged.confirm(screen, [look], BASELINE, now=NOW)
+    assert (outcome(result, "alloc_b").verdict, result.exit_code) == (verdict, exit_code)
+
+
+def test_a_slower_row_is_confirmed_in_pairs_over_its_floor() -> None:
+    screen = _against(_run(53, commit=HEAD_COMMIT, slow={"alloc_b": 1.10}))
+    look = (_run(80, processes=12), _run(81, commit=HEAD_COMMIT, processes=12, slow={"alloc_b": 1.10}))
+    row = outcome(staged.confirm(screen, [look], BASELINE, now=NOW), "alloc_b")
+    assert row.verdict is RowVerdict.REGRESSED
+    assert "latency over its floor against the merge-base" in row.reason
+
+
 # ---------------------------------------------------------------- the stored baseline
+
+
+def test_floors_come_back_from_the_files_of_a_kept_run(tmp_path: Path) -> None:
+    run = _run(53)
+    read = load_kept(write_kept(tmp_path / "kept", [run]))
+    for key, row in run.rows.items():
+        assert floors_of(read.rows[key]) == floors_of(row) is not None
 
 
 def test_a_baseline_keeps_the_floor_of_each_value_and_only_of_host_rows() -> None:
