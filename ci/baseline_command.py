@@ -77,6 +77,7 @@ def _record(options: argparse.Namespace, console: Console) -> int:
     made = baselines.record(
         runs,
         previous=previous,
+        previous_hash=None if previous is None else hashlib.sha256(read_bounded(target, error=BaselineError)).hexdigest(),
         new_anchor=options.new_anchor,
         reason=options.reason,
         accepted_by=options.accepted_by,

@@ -92,6 +92,8 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One a run of the anchor's set, in `unit`, the deviation of that run's controls taken off."""
     controls: dict[str, Positive] = {}
     """Median over those runs of each control row that serves the row, in the control's unit."""
+    floors_us: dict[str, Positive] = {}
+    """Level of the floors that the values of the row and of its controls are held against; empty where they were held against none."""
 
 
 class Replaced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,6 +132,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"bott
     timer: str
     instrument: str
     latency_us: Runs | None = None
+    host_floors_us: Runs | None = None
+    """The floor that each value is held against (`ci.host_floor`); None where there is none, empty for runs without."""
     phase: str | None = None
     kv_dtype: str | None = None
     tick_us: float | None = None
@@ -195,10 +199,18 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def values_of(self, row: Row, run_set: str | None = None) -> Runs:
         """The row's values in a set, its own where None: [run][process]; none where the set did not measure it."""
+        return self._in_set(row, row.values, run_set)
+
+    def floors_of(self, row: Row, run_set: str | None = None) -> Runs | None:
+        """The floors of `values_of`; None where the set did not measure one of them."""
+        floors = None if row.host_floors_us is None else self._in_set(row, row.host_floors_us, run_set)
+        return floors if floors and all(floors) and len(floors) == len(self.values_of(row, run_set)) else None
+
+    def _in_set(self, row: Row, values: Runs, run_set: str | None) -> Runs:
         wanted = run_set or row.run_set
         if not row.control:
-            return row.values if wanted == row.run_set else []
-        return [row.values[index] for index in self.run_sets.get(wanted, []) if row.values[index]]
+            return values if wanted == row.run_set else []
+        return [values[index] for index in self.run_sets.get(wanted, []) if values[index]]
 
 
 def load(source: Path | bytes, *, name: str | None = None) -> Baseline:
@@ -249,7 +261,7 @@ def _of_old_schema(parsed: dict[str, Any], shown: str) -> dict[str, Any]:
     rows = parsed.get("rows")
     parts = [*(parsed.get("runs") or []), *(rows.values() if isinstance(rows, dict) else [])]
     for part in parts:
-        strange = sorted({"run_set", "anchor", "replaced", "noisy"} & set(part)) if isinstance(part, dict) else []
+        strange = sorted({"run_set", "anchor", "replaced", "noisy", "host_floors_us"} & set(part)) if isinstance(part, dict) else []
         if strange:
             raise BaselineError(f"{shown} has the field {strange[0]!r}, which {OLD_SCHEMA_ID} does not know; record the baseline again")
     return {**parsed, "schema": SCHEMA_ID}
@@ -284,6 +296,11 @@ def _contradiction_of_row(text: str, row: Row, sets: dict[str, list[int]], num_a
         return f"has values of {num_runs - sum(empty)} runs for {text}, but {num_runs} runs"
     if row.latency_us is not None and [len(run) for run in row.latency_us] != [len(run) for run in row.values]:
         return f"has latencies of {text} that do not match its values one to one"
+    floors = row.host_floors_us
+    if floors is not None and (
+        len(floors) != len(row.values) or any(run and len(run) != len(values) for run, values in zip(floors, row.values, strict=True))
+    ):
+        return f"has floors of {text} that do not match its values one to one"
     if row.anchor is not None and row.anchor.unit != row.unit:
         return f"has {text} in {row.unit!r} and its anchor in {row.anchor.unit!r}"
     return None

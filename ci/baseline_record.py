@@ -13,6 +13,7 @@ from ci.baseline_check import MIN_BOOTS, MIN_RUNS, boots_of
 from ci.baseline_file import FIRST_SET, SCHEMA_ID, Baseline, Device, Environment, Protocol, Row, Run, Waiver, content_hash
 from ci.creep import with_anchors_of
 from ci.errors import BaselineError
+from ci.host_floor import floors_of
 from ci.identity import device_of, environment_of, table, text_of
 from ci.model import CommitResult, RowKey, RowResult
 
@@ -22,6 +23,8 @@ def _row_of_runs(key: RowKey, rows: Sequence[RowResult], run_set: str) -> Row:
     for name in ("unit", "version", "impl", "op", "control", "bottleneck", "timer", "instrument", "input_hash"):
         agree(f"{name} of {key}", [(record.process, getattr(record, name)) for record in records])
     last = records[-1]
+    floors = [floors_of(row) for row in rows]
+    known = [list(run) for run in floors if run is not None]
     latencies = [[record.latency_us for record in row.records] for row in rows]
     launches = {record.launch_hash for record in records}
     diffs = [record.max_abs_diff for record in records if record.max_abs_diff is not None]
@@ -43,6 +46,7 @@ def _row_of_runs(key: RowKey, rows: Sequence[RowResult], run_set: str) -> Row:
         latency_us=None
         if any(value is None for run in latencies for value in run)
         else [[float(value) for value in run if value is not None] for run in latencies],
+        host_floors_us=known if len(known) == len(rows) else None,
         phase=last.phase,
         kv_dtype=last.kv_dtype,
         tick_us=last.tick_us,
@@ -148,6 +152,7 @@ def record(
     reason: str = "",
     anchor_commit: str | None = None,
     previous: Baseline | None = None,
+    previous_hash: str | None = None,
     waivers: Sequence[Waiver] = (),
     allow_single_boot: bool = False,
     accept_noisy: bool = False,
@@ -163,6 +168,7 @@ def record(
             the first run, where None.
         previous: The baseline that this one replaces; its hash is stored, and its anchors hold on where device, software and protocol are
             the same.
+        previous_hash: sha256 of the previous file; of `previous` as it would be written where None.
         waivers: Waivers to carry.
         allow_single_boot: Accept fewer than three boots or GPUs; the baseline is then marked advisory.
         accept_noisy: Accept rows that fail the self-test, and mark them.
@@ -184,5 +190,5 @@ def record(
         made,
         anchor_commit=anchor_commit or made.anchor_commit,
         waivers=list(waivers),
-        previous_hash=None if previous is None else content_hash(previous),
+        previous_hash=None if previous is None else previous_hash or content_hash(previous),
     )

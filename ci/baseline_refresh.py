@@ -182,11 +182,13 @@ def _controls(previous: Baseline, fresh: Baseline) -> dict[str, Row]:
         old, new = previous.rows.get(name), fresh.rows.get(name)
         values = [None if side is None else side.values for side in (old, new)]
         latencies = [None if side is None else side.latency_us for side in (old, new)]
+        floors = [None if side is None else side.host_floors_us for side in (old, new)]
         unknown = any(side is not None and side.latency_us is None for side in (old, new))
         made[name] = msgspec.structs.replace(
             row,
             values=_of_all_runs(values[0], values[1], *counts),
             latency_us=None if unknown else _of_all_runs(latencies[0], latencies[1], *counts),
+            host_floors_us=None if floors == [None, None] else _of_all_runs(floors[0], floors[1], *counts),
         )
     return made
 
@@ -206,6 +208,7 @@ def _without_unused(baseline: Baseline) -> Baseline:
                 row,
                 values=[row.values[index] for index in kept],
                 latency_us=None if row.latency_us is None else [row.latency_us[index] for index in kept],
+                host_floors_us=None if row.host_floors_us is None else [row.host_floors_us[index] for index in kept],
                 run_set=measured[-1],
             )
     return msgspec.structs.replace(baseline, runs=[baseline.runs[index] for index in kept], rows=rows)

@@ -13,11 +13,12 @@ import numpy as np
 
 from ci import creep, noise, runner_state
 from ci.baseline import Baseline, Problem, check, file_name
+from ci.compared import OUTRIGHT, two_run_floors
 from ci.errors import BaselineError, ExitCode, UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.references import Reference, references_of, run_estimate
 from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_of
-from ci.screen import ALPHA, BLIND_MDE, OUTRIGHT, SCREENED, UNFIT_MIN_ROWS, judge, two_run_floors
+from ci.screen import ALPHA, BLIND_MDE, SCREENED, UNFIT_MIN_ROWS, judge
 
 __all__ = [
     "ALPHA",

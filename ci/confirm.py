@@ -10,9 +10,9 @@ from typing import Literal
 from ci import noise, runner_state
 from ci.identity import device_of
 from ci.model import CommitResult, GateResult, RowOutcome, RowVerdict
-from ci.pairs import DELTA0, DEVICE_FLOOR, MIN_PAIRS, WALL_CLOCK_FLOOR, Pairs, environments, outcome, sort_out
+from ci.pairs import DELTA0, DEVICE_FLOOR, MIN_PAIRS, WALL_CLOCK_FLOOR, Pairs, environments, floor_notices, outcome, sort_out
 from ci.rows import assemble, blank_result, percent, serving_classes
-from ci.sequential import ALPHA
+from ci.sequential import ALPHA, Series
 
 __all__ = [
     "ALPHA",
@@ -43,7 +43,7 @@ def pairs_needed(num_rows: int, alpha: float = ALPHA) -> int:
 
 def _verdict(row: Pairs, slow: bool, fast: bool, p_slow: float) -> tuple[RowVerdict, str]:
     series = row.series
-    told = f"{percent(series.effect)} latency over {row.d.size} pairs"
+    told = f"{percent(series.effect)} {row.measure} over {row.d.size} pairs"
     if slow and series.reaches_floor(1):
         return RowVerdict.REGRESSED, f"{told}, over the floor of {percent(row.floor)} and beyond chance"
     if fast and series.reaches_floor(-1):
@@ -101,10 +101,24 @@ def judge_controls(controls: Sequence[Pairs], rows: Sequence[Pairs]) -> tuple[li
             made = replace(made, flags=(*made.flags, "MOVED"))
         outcomes.append(made)
     if not moved:
-        return outcomes, None
+        return outcomes, _floors_moved([*controls, *rows])
     return outcomes, (
         f"control rows that no change can touch moved between the commits: {_sizes(moved)}; "
         "look at clocks, throttling and other tenants, and run again"
+    )
+
+
+def _floors_moved(rows: Sequence[Pairs]) -> str | None:
+    """What shows that the floor of a host row moved between the commits by more than the row may, which dividing by it would hide."""
+    floors = [(row, Series(f"{row.key} floor", row.floor_d, 0.0, WALL_CLOCK_FLOOR)) for row in rows if row.floor_d is not None]
+    rejected = noise.holm([series.p_value(series.side) for _, series in floors], ALPHA / 2)
+    moved = [(row, series) for (row, series), sure in zip(floors, rejected, strict=True) if sure and series.reaches_floor(series.side)]
+    if not moved:
+        return None
+    told = ", ".join(f"{row.key} ({percent(series.effect)})" for row, series in moved[:3])
+    return (
+        f"floors that host rows are held against moved between the commits: {told}; the host moved, or the change slows down what runs "
+        "beside its call: look at other tenants and at threads that the change starts, and run again"
     )
 
 
@@ -158,8 +172,8 @@ def compare_pairs(
         nobody has promised a band here, and no file could carry a waiver.
     """
     invalid, told = environments(base, head)
-    told = [*notices, *base.notices, *head.notices, *told]
     pairs, outcomes = sort_out(base, head)
+    told = [*notices, *base.notices, *head.notices, *told, *floor_notices(pairs)]
     rows, controls = [row for row in pairs if not row.control], [row for row in pairs if row.control]
     judged = _judge_rows(rows)
     judged_controls, unfit = judge_controls(controls, rows)

@@ -16,10 +16,11 @@ import numpy as np
 
 from ci import noise
 from ci.baseline_file import Anchor, Baseline, Row
+from ci.compared import MIN_FLOOR
 from ci.model import Direction, RowKey, RowOutcome, RowVerdict
-from ci.references import Reference, references_of
+from ci.references import Reference, all_held, references_of
 from ci.rows import COMPARED_ROWS, WAIVED, percent, serving_classes
-from ci.screen import ALPHA, MIN_FLOOR, SCREENED
+from ci.screen import ALPHA, SCREENED
 
 CREEP = "CREEP"
 """Flag of a row that is slower than its anchor by `MIN_CREEP` or more, beyond chance."""
@@ -71,9 +72,10 @@ def anchor_of(baseline: Baseline, row: Row) -> Anchor:
     """The anchor that a refresh leaves in a row: the stored one, or the row's present values, which are still those of the anchor."""
     if row.anchor is not None:
         return row.anchor
-    references = references_of(baseline)
+    references = all_held(references_of(baseline))
     reference = references[row.key]
     controls = _controls(references, reference)
+    levels = {str(key): other.level_us for key, other in references.items() if key == row.key or str(key) in controls}
     last = max(baseline.runs_of(row), key=lambda run: run.time)
     return Anchor(
         commit=last.commit,
@@ -81,6 +83,7 @@ def anchor_of(baseline: Baseline, row: Row) -> Anchor:
         unit=row.unit,
         values=[_value(float(y), row.direction) for y in _normalised(reference, controls)],
         controls={name: _value(float(np.median(runs)), _direction(baseline, name)) for name, runs in sorted(controls.items())},
+        floors_us={name: level for name, level in sorted(levels.items()) if level is not None},
     )
 
 
@@ -90,24 +93,38 @@ def _direction(baseline: Baseline, name: str) -> Direction:
 
 
 def standing(baseline: Baseline, row: Row, references: Mapping[RowKey, Reference]) -> Standing | None:
-    """Where the row stands from its anchor; None where no control of the anchor is left to compare by."""
-    reference = references[row.key]
-    controls = _controls(references, reference)
+    """Where the row stands from its anchor; None where no control of the anchor is left to compare by.
+
+    A host row is held against the floors of both sides, or, where one side lacks them, of neither.
+    """
+    present = all_held(references)
+    floors = {} if row.anchor is None else row.anchor.floors_us
+    if row.anchor is not None and (str(row.key) not in floors or present[row.key].level_us is None):
+        present, floors = references, {}
+    reference = present[row.key]
+    controls = _controls(present, reference)
     runs = _normalised(reference, controls)
     now = float(np.median(runs))
     if row.anchor is None:
         return Standing(0.0, now, int(runs.size), max(baseline.runs_of(row), key=lambda run: run.time).commit)
     anchor = row.anchor
     level = float(np.median(noise.log_latency(anchor.values, row.direction)))
+    levels = {str(key): other.level_us for key, other in present.items()}
+
+    def floor_moved(name: str) -> float:
+        """ln from the anchor's level of a row's floors to the present one; 0 for rows that are held against none."""
+        now_us = levels[name]
+        return math.log(now_us / floors[name]) if name in floors and now_us is not None else 0.0
+
     shared = [
-        float(np.median(found) - noise.log_latency([anchor.controls[name]], _direction(baseline, name))[0])
+        float(np.median(found) - noise.log_latency([anchor.controls[name]], _direction(baseline, name))[0]) - floor_moved(name)
         for name, found in controls.items()
-        if name in anchor.controls
+        if name in anchor.controls and (name in floors) == (levels[name] is not None)
     ]
     if anchor.controls and not shared:
         return None
     shift = float(np.median(shared)) if shared else 0.0
-    return Standing(now - level - shift, level, len(anchor.values), anchor.commit)
+    return Standing(now - level - floor_moved(str(row.key)) - shift, level, len(anchor.values), anchor.commit)
 
 
 def follow_improvements(baseline: Baseline, names: Iterable[str]) -> Baseline:

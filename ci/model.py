@@ -102,6 +102,8 @@ class RowRecord:
     """Time in which the host enqueues a call, where the timer measured it."""
     ceiling_fraction: float | None = None
     """Share of the rate that the same process measured for the row's mix of reads and writes."""
+    host_floor_us: float | None = None
+    """`floor_us` where the row is held against it: a row of which `bench_host` read both beside a CUDA device (`ci.host_floor`)."""
 
 
 @dataclass(frozen=True)

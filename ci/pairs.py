@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ci import noise
 from ci.errors import BaselineError
+from ci.host_floor import floors_of, told, told_lacking
 from ci.identity import device_of
 from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.rows import describe, is_control, mismatch, stateful_outcome
@@ -33,6 +35,8 @@ class Pairs:
     truncated: bool
     least_floor: float = 0.0
     """What else the floor may not be under, as a relative change."""
+    floor_d: noise.Array | None = None
+    """ln floor of the host less the base's, [n], which `d` is over; None where `d` is as measured."""
 
     @property
     def control(self) -> bool:
@@ -74,18 +78,35 @@ class Pairs:
         """The row for the sign-flip test."""
         return Series(str(self.key), self.d, 0.0 if self.same_launches else DELTA0, self.floor)
 
+    @property
+    def measure(self) -> str:
+        """What an effect is a change of, in words."""
+        return "latency" if self.floor_d is None else "latency over its floor"
+
 
 def pairs_of(base: RowResult, head: RowResult) -> Pairs:
-    """Sample i of both sides is pair i; the surplus of the longer side is left out."""
+    """Sample i of both sides is pair i; the surplus of the longer side is left out. Host rows are held against their floors, on both
+    sides or on neither."""
     count = min(len(base.samples), len(head.samples))
     d = noise.log_latency(head.samples[:count], head.direction) - noise.log_latency(base.samples[:count], base.direction)
-    return Pairs(head.key, base, head, d, len(base.samples) != len(head.samples))
+    floors = [floors_of(side) for side in (base, head)]
+    before, after = (None if known is None else np.log(known[:count]) for known in floors)
+    floor_d = None if before is None or after is None else after - before
+    return Pairs(head.key, base, head, d if floor_d is None else d - floor_d, len(base.samples) != len(head.samples), floor_d=floor_d)
+
+
+def floor_notices(pairs: Sequence[Pairs]) -> list[str]:
+    """Which host rows are held against their floors, and whether some cannot be because one side lacks them."""
+    one_sided = [str(row.key) for row in pairs if (floors_of(row.base) is None) != (floors_of(row.head) is None)]
+    return [*told(any(row.floor_d is not None for row in pairs)), *told_lacking(one_sided, "the two commits")]
 
 
 def outcome(row: Pairs, verdict: RowVerdict, reason: str, effect: float, p_value: float, mde80: float | None) -> RowOutcome:
-    """What the row's pairs show; the band is the floor about the base's value on either side."""
+    """What the row's pairs show; the band is the row's floor about the base's value, at the host floor that HEAD had."""
     before = float(np.median(row.base.samples[: row.d.size]))
-    edges = (before * (1 + row.floor), before / (1 + row.floor))
+    drift = 0.0 if row.floor_d is None else float(np.median(row.floor_d[: row.d.size]))
+    middle = before * float(np.exp(-drift if row.head.direction == "higher" else drift))
+    edges = (middle * (1 + row.floor), middle / (1 + row.floor))
     record = row.base.record
     return replace(
         describe(row.head, verdict, reason),

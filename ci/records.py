@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ci.errors import InputError
+from ci.host_floor import host_floor
 from ci.jsonio import read_json
 from ci.keys import param_text
 from ci.model import ProcessRecord, RowKey, RowRecord
@@ -93,7 +94,7 @@ class ProcessFile(msgspec.Struct, frozen=True):
     protocol: str | None = None
 
 
-def _row(row: RowFile, process: str, source: Path) -> RowRecord:
+def _row(row: RowFile, process: str, environment: dict[str, Any], source: Path) -> RowRecord:
     key = RowKey(row.benchmark, tuple(param_text(value) for value in row.params))
     if row.status == "ok" and row.value is None:
         raise InputError(f"{source} says that {key} is ok but gives no value; let the process write one or say 'failed'")
@@ -138,6 +139,7 @@ def _row(row: RowFile, process: str, source: Path) -> RowRecord:
         estimator=row.estimator,
         host_us=row.host_us,
         ceiling_fraction=row.ceiling_fraction,
+        host_floor_us=host_floor(row.timer, row.estimator, row.floor_us, environment),
     )
 
 
@@ -175,7 +177,7 @@ def process_record(data: object, source: Path) -> ProcessRecord:
         started_at=parsed.started_at,
         environment=parsed.environment,
         ceilings={name: value for name, value in parsed.ceilings.items() if value is not None},
-        rows=tuple(_row(row, parsed.process, source) for row in parsed.rows),
+        rows=tuple(_row(row, parsed.process, parsed.environment, source) for row in parsed.rows),
         source=str(source),
         finished_at=parsed.finished_at,
         protocol=parsed.protocol or "",

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ci import noise
 from ci.baseline_file import Baseline, Row, Runs
+from ci.host_floor import TIMER, at_level, floors_of, told, told_lacking
 from ci.model import Direction, RowKey, RowResult
 from ci.pairs import DELTA0, DEVICE_FLOOR, WALL_CLOCK_FLOOR
 from ci.rows import section_for
+
+
+@dataclass(frozen=True)
+class OverFloor:
+    """What a reference is where its rows are held against their floors: all at the level of `level_us`."""
+
+    level_us: float
+    """Median floor of its processes."""
+    floors: noise.Array
+    """[B], ln floor of each run."""
+    runs: noise.Array
+    process_sd: float
+    by_set: Mapping[str, noise.Array]
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,18 @@ class Reference:
     """The set of runs that `runs` are of."""
     by_set: Mapping[str, noise.Array] = field(default_factory=dict)
     """Of a control, its runs in each set that measured it; empty where there is one set only."""
+    over_floor: OverFloor | None = None
+    """The same with the floors of a host row taken off, where the reference has them all."""
+    level_us: float | None = None
+    """Level of the floors to which `runs` were brought; None where they are as measured."""
+
+    @property
+    def held(self) -> Reference:
+        """The reference with its floors taken off; itself where it has none."""
+        over = self.over_floor
+        if over is None:
+            return self
+        return replace(self, runs=over.runs, process_sd=over.process_sd, by_set=over.by_set, level_us=over.level_us)
 
 
 def run_estimate(row: RowResult) -> float:
@@ -53,8 +79,33 @@ def estimates(values: Runs, direction: Direction) -> noise.Array:
     return np.array([float(noise.fast60(noise.log_latency(run, direction))) for run in values])
 
 
+def run_floor(floors_us: Sequence[float]) -> float:
+    """ln floor of a run, by the estimator of its latency."""
+    return float(noise.fast60(np.log(np.asarray(floors_us, dtype=np.float64))))
+
+
+def all_held(references: Mapping[RowKey, Reference]) -> Mapping[RowKey, Reference]:
+    """The references with the floors of host rows taken off, where every host row has them; else as they are."""
+    whole = all(row.over_floor is not None for row in references.values() if row.timer == TIMER)
+    return {key: row.held for key, row in references.items()} if whole else references
+
+
+def held(comparable: Sequence[tuple[Reference, list[RowResult]]]) -> tuple[list[tuple[Reference, list[RowResult]]], list[str]]:
+    """The rows with the references of host rows held against their floors, and notices.
+
+    All host rows are, or none: a row without its floor beside a control with it would be taken off a drift that the control lacks.
+    """
+    hosts = [(reference, heads) for reference, heads in comparable if reference.timer == TIMER]
+    sides = [(reference.over_floor is not None, [floors_of(head) is not None for head in heads]) for reference, heads in hosts]
+    if all(known and all(heads) for known, heads in sides):
+        return [(reference.held, heads) for reference, heads in comparable], told(bool(hosts))
+    some = any(known or any(heads) for known, heads in sides)
+    lacking = [str(host[0].key) for host, (known, heads) in zip(hosts, sides, strict=True) if not (known and all(heads))]
+    return list(comparable), told_lacking(lacking if some else [], "the reference or the run")
+
+
 def references_of(baseline: Baseline) -> dict[RowKey, Reference]:
-    """One reference a row."""
+    """One reference a row, as measured; `all_held` takes the floors off."""
     return {row.key: _reference(baseline, row) for row in baseline.rows.values()}
 
 
@@ -82,4 +133,27 @@ def _reference(baseline: Baseline, row: Row) -> Reference:
         by_set=by_set,
         process_sd=noise.within_run_sd([noise.log_latency(run, row.direction) for run in values]),
         pair_floor=DEVICE_FLOOR if row.instrument == "device" else WALL_CLOCK_FLOOR,
+        over_floor=_over_floor(baseline, row, list(by_set)),
+    )
+
+
+def _over_floor(baseline: Baseline, row: Row, sets: Sequence[str]) -> OverFloor | None:
+    names = list(dict.fromkeys([row.run_set, *sets]))
+    floors = {name: baseline.floors_of(row, name) for name in names}
+    known = {name: found for name, found in floors.items() if found is not None}
+    if len(known) < len(names):
+        return None
+    level = float(np.median([floor for found in known.values() for run in found for floor in run]))
+
+    def brought(name: str) -> Runs:
+        values = baseline.values_of(row, name)
+        return [at_level(run, run_floors, level, row.direction) for run, run_floors in zip(values, known[name], strict=True)]
+
+    own = brought(row.run_set)
+    return OverFloor(
+        level_us=level,
+        floors=np.array([run_floor(run) for run in known[row.run_set]]),
+        runs=estimates(own, row.direction),
+        process_sd=noise.within_run_sd([noise.log_latency(run, row.direction) for run in own]),
+        by_set={name: estimates(brought(name), row.direction) for name in sets},
     )

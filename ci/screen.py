@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ci import noise
+from ci.compared import MIN_LEARNED_RUNS, Compared, Estimator, in_set, numbers
+from ci.host_floor import DISTURBED
 from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.references import Reference
-from ci.rows import describe, is_control, mismatch, percent, serving_classes, stateful_outcome
+from ci.references import Reference, held
+from ci.rows import describe, mismatch, percent, serving_classes, stateful_outcome
 
 ALPHA = 0.01
 """Chance that a run without a regression fails (Holm over the rows)."""
-MIN_FLOOR = 0.005
-OUTRIGHT = 0.05
-"""A change over this is screened whatever the row's noise."""
 WIDE_MDE = 0.05
 BLIND_MDE = 0.10
 NEAR_LIMIT = 0.10
 UNFIT_SHIFT = 0.02
 UNFIT_SDS = 4.0
 UNFIT_MIN_ROWS = 4
-FLOOR_SDS = 3.0
 CLEARED_SDS = 1.4
-MIN_LEARNED_RUNS = 3
 SCREENED = "SCREENED"
-
-Estimator = Callable[[RowResult], float]
 
 
 @dataclass(frozen=True)
@@ -44,140 +38,7 @@ class Judged:
     """Moderated SD of a run and its degrees of freedom, of each row that was compared."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One comparable row in numbers, all in ln latency but `floor`."""
-
-    key: RowKey
-    head: RowResult
-    reference: Reference
-    centre: float
-    runs: noise.Array
-    deviations: tuple[float, ...]
-    """z of each run under test: positive is slower."""
-    shift: float
-    """Control deviation taken off, the mean of the runs."""
-    sd: float = math.nan
-    nu: float = 0.0
-
-    @property
-    def num_base(self) -> int:
-        return int(self.runs.size)
-
-    @property
-    def z(self) -> float:
-        return float(np.mean(self.deviations))
-
-    @property
-    def effect(self) -> float:
-        return math.expm1(self.z)
-
-    @property
-    def floor(self) -> float:
-        """Relative change under which nothing counts: the largest of 0.5 %, three SDs and two ticks of the timer."""
-        return self.floor_of(self.sd)
-
-    def floor_of(self, sd: float) -> float:
-        """The floor of a difference whose SD is `sd`, in ln latency."""
-        reference = self.reference
-        ticks = 2 * reference.tick_us / reference.latency_us if reference.tick_us and reference.latency_us else 0.0
-        return max(MIN_FLOOR, FLOOR_SDS * sd, ticks)
-
-    def error(self, num_head_runs: int) -> float:
-        return noise.predictive_sd(self.sd, self.num_base, num_head_runs)
-
-    @property
-    def edge(self) -> float:
-        """Screen edge of one run: a deviation beyond it is looked at again."""
-        tail = noise.t_upper_quantile(noise.SCREEN_ALPHA, self.nu) * self.error(1)
-        return min(max(math.log1p(self.floor) / 2, tail), math.log1p(OUTRIGHT))
-
-    def p_value(self, side: int) -> float:
-        """One-sided p of "no slower" (side 1) or "no faster" (side -1)."""
-        return noise.t_upper_tail(side * self.z / self.error(len(self.deviations)), self.nu)
-
-    def screened(self, side: int) -> bool:
-        return side * self.deviations[0] > self.edge
-
-
-def _serving(reference: Reference, controls: Sequence[_Row]) -> list[_Row]:
-    """The controls of the row's class, about the level they had in the row's own runs."""
-    return [c for c in _in_set(controls, reference.run_set) if c.reference.bottleneck in serving_classes([reference.bottleneck])]
-
-
-def _in_set(controls: Sequence[_Row], run_set: str) -> list[_Row]:
-    """The controls with their runs in one set; those that the set did not measure are left out."""
-    found = []
-    for control in controls:
-        runs = control.reference.by_set.get(run_set) if control.reference.by_set else control.runs
-        if runs is not None:
-            centre = float(np.median(runs))
-            deviations = tuple(control.centre + d - centre for d in control.deviations)
-            found.append(replace(control, runs=runs, centre=centre, deviations=deviations))
-    return found
-
-
-def _learn_noise(rows: Sequence[_Row]) -> list[_Row]:
-    """Gives each row its SD: winsorised, then moderated across rows of one timer and class; declared where it cannot be learned."""
-    groups: dict[tuple[str, str, bool], list[_Row]] = defaultdict(list)
-    learned: dict[RowKey, _Row] = {}
-    for row in rows:
-        if row.num_base < MIN_LEARNED_RUNS:
-            learned[row.key] = replace(row, sd=noise.DECLARED_SD, nu=math.inf)
-        else:
-            groups[row.reference.timer, row.reference.bottleneck, row.reference.control].append(row)
-    for group in groups.values():
-        pairs = [noise.winsorised_sd(row.runs) for row in group]
-        sds, nus = noise.moderate(np.array([sd for sd, _ in pairs]), np.array([nu for _, nu in pairs]))
-        for row, sd, nu in zip(group, sds, nus, strict=True):
-            learned[row.key] = replace(row, sd=max(float(sd), noise.SMALLEST_SD), nu=float(nu))
-    return [learned[row.key] for row in rows]
-
-
-def _numbers(comparable: Sequence[tuple[Reference, list[RowResult]]], estimate: Estimator) -> tuple[list[_Row], list[_Row], list[str]]:
-    """(rows, controls, notices) with deviations from the reference; those of rows normalised by the controls of their class."""
-    raw = []
-    for reference, heads in comparable:
-        centre = float(np.median(reference.runs))
-        deviations = tuple(estimate(head) - centre for head in heads)
-        raw.append(_Row(reference.key, heads[-1] if heads else _unmeasured(reference), reference, centre, reference.runs, deviations, 0.0))
-    controls = [row for row in raw if row.reference.control]
-    rows, bare = [], set()
-    for row in raw:
-        if row.reference.control:
-            continue
-        serving = _serving(row.reference, controls)
-        if not serving:
-            bare.add(row.reference.bottleneck or "unknown")
-            rows.append(row)
-            continue
-        stacked = np.stack([control.runs for control in serving])
-        runs = noise.control_normalised(row.runs[None, :], stacked)[0]
-        centre = float(np.median(runs))
-        levels = np.array([[control.centre + d for d in control.deviations] for control in serving])
-        shifts = [noise.control_deviation(levels[:, run], stacked) for run in range(levels.shape[1])]
-        deviations = tuple(row.centre + d - shift - centre for d, shift in zip(row.deviations, shifts, strict=True))
-        shift = float(np.mean(shifts)) if shifts else 0.0
-        rows.append(replace(row, centre=centre, runs=runs, deviations=deviations, shift=shift))
-    notices = [f"class {name} has no control rows, so a shift of the whole machine shows in its rows" for name in sorted(bare)]
-    return _learn_noise(rows), _learn_noise(controls), notices
-
-
-def _unmeasured(reference: Reference) -> RowResult:
-    return RowResult(reference.key, reference.unit, reference.direction, reference.version, "skipped")
-
-
-def two_run_floors(references: Iterable[Reference]) -> dict[RowKey, float]:
-    """The smallest relative change of latency that counts between two single runs, by the noise that `judge` learns of the references.
-
-    As a row's floor, but with the SD of a difference of two runs, which is sqrt(2) times that of one: neither side is known better than
-    the other, as a reference of several runs is. A caller who does not take control shifts off needs runs that were interleaved.
-    """
-    rows, controls, _ = _numbers([(reference, []) for reference in references], lambda row: math.nan)
-    return {row.key: row.floor_of(math.sqrt(2) * row.sd) for row in (*rows, *controls)}
-
-
-def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
+def _unfit(rows: Sequence[Compared], controls: Sequence[Compared]) -> str | None:
     """What shows that the machine moved, or None.
 
     Only controls that serve a compared row decide: one of a class without rows (a matrix product at the power limit, say) shows the
@@ -185,7 +46,7 @@ def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
     """
     used = sorted({(row.reference.run_set, name) for row in rows for name in serving_classes([row.reference.bottleneck])})
     for run_set, name in used:
-        group = [control for control in _in_set(controls, run_set) if control.reference.bottleneck == name]
+        group = [control for control in in_set(controls, run_set) if control.reference.bottleneck == name]
         if not group:
             continue
         limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * float(np.median([control.sd for control in group])))
@@ -197,8 +58,9 @@ def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
                     f"the control rows of class {name} moved by {percent(math.expm1(moved))} latency in run {run + 1}, "
                     f"over {percent(math.expm1(limit))}: {told}; look at clocks, throttling and other tenants, and run again"
                 )
-    if controls or len(rows) < UNFIT_MIN_ROWS:
-        return None
+    disturbed = _floors_moved([row for row in (*rows, *controls) if row.floor_moves])
+    if disturbed is not None or controls or len(rows) < UNFIT_MIN_ROWS:
+        return disturbed
     for run in range(len(rows[0].deviations)):
         for side, word in ((1, "slower"), (-1, "faster")):
             if all(side * row.deviations[run] > row.edge for row in rows):
@@ -211,7 +73,19 @@ def _unfit(rows: Sequence[_Row], controls: Sequence[_Row]) -> str | None:
     return None
 
 
-def _levels(row: _Row) -> tuple[float, float]:
+def _floors_moved(hosts: Sequence[Compared]) -> str | None:
+    """Whether the floors of host rows moved further than they may be divided away, or None."""
+    for run in range(len(hosts[0].floor_moves) if hosts else 0):
+        moved = float(np.median([row.floor_moves[run] for row in hosts]))
+        if abs(moved) > math.log1p(DISTURBED):
+            return (
+                f"the floors of the {len(hosts)} host rows moved by {percent(math.expm1(moved))} in run {run + 1}, over "
+                f"{percent(DISTURBED)}: the host is not the one of the reference; look at its other tenants, and run again"
+            )
+    return None
+
+
+def _levels(row: Compared) -> tuple[float, float]:
     """(low, high) of the row's unit between which one run is not even screened, about where the controls put this run."""
     middle = row.centre + row.shift
     ends = [middle - row.edge, middle + row.edge]
@@ -219,12 +93,15 @@ def _levels(row: _Row) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _verdict(row: _Row, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
+def _verdict(row: Compared, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
     """Verdict and reason of one row; `slow` and `fast` say whether Holm rejects on that side."""
     num_head = len(row.deviations)
-    size = f"{percent(row.effect)} latency"
+    size = f"{percent(row.effect)} latency{'' if row.reference.level_us is None else ' over its floor'}"
     if slow and row.effect >= row.floor:
         return RowVerdict.REGRESSED, f"{size}, over the floor of {percent(row.floor)} and beyond chance"
+    if row.floor_rose:
+        rose = percent(math.expm1(max(row.floor_moves)))
+        return RowVerdict.UNCONFIRMED, f"{size}, but that floor rose by {rose}, over {percent(DISTURBED)}, and could hide a slow-down"
     if fast and math.expm1(-row.z) >= row.floor:
         return RowVerdict.IMPROVED, f"{size}, beyond chance; refresh the baseline to hold it"
     if not row.screened(1) and row.z <= row.edge:
@@ -235,7 +112,7 @@ def _verdict(row: _Row, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
     return RowVerdict.UNCONFIRMED, f"{size}, beyond the screen's band, but {why}"
 
 
-def _outcome(row: _Row, slow: bool, fast: bool, mde80: float) -> RowOutcome:
+def _outcome(row: Compared, slow: bool, fast: bool, mde80: float) -> RowOutcome:
     verdict, reason = _verdict(row, slow, fast)
     flags = list(describe(row.head, verdict, reason).flags)
     if row.screened(1):
@@ -249,7 +126,7 @@ def _outcome(row: _Row, slow: bool, fast: bool, mde80: float) -> RowOutcome:
     return _filled(row, verdict, reason, tuple(dict.fromkeys(flags)), mde80)
 
 
-def _filled(row: _Row, verdict: RowVerdict, reason: str, flags: tuple[str, ...], mde80: float | None) -> RowOutcome:
+def _filled(row: Compared, verdict: RowVerdict, reason: str, flags: tuple[str, ...], mde80: float | None) -> RowOutcome:
     sign = -1 if row.reference.direction == "higher" else 1
     raw = row.centre + row.shift + row.z
     return replace(
@@ -267,7 +144,7 @@ def _filled(row: _Row, verdict: RowVerdict, reason: str, flags: tuple[str, ...],
     )
 
 
-def _control_outcome(row: _Row) -> RowOutcome:
+def _control_outcome(row: Compared) -> RowOutcome:
     limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * row.sd)
     flags = describe(row.head, RowVerdict.PASS, "").flags + (("MOVED",) if abs(row.z) > limit else ())
     reason = f"{percent(row.effect)} latency: shows the machine, and is not judged itself"
@@ -334,7 +211,9 @@ def judge(
                 outcomes.append(describe(present[-1], RowVerdict.NOT_COMPARABLE, why))
             else:
                 comparable.append((reference, present))
-    rows, controls, notices = _numbers(comparable, estimate)
+    comparable, told = held(comparable)
+    rows, controls, notices = numbers(comparable, estimate)
+    notices = [*told, *notices]
     slow = noise.holm([row.p_value(1) for row in rows], ALPHA)
     fast = noise.holm([row.p_value(-1) for row in rows], ALPHA)
     for row, rejected_slow, rejected_fast in zip(rows, slow, fast, strict=True):
@@ -350,7 +229,7 @@ def judge(
     return Judged(outcomes, _unfit(rows, controls), notices, {row.key: (row.sd, row.nu) for row in rows})
 
 
-def _mde80(row: _Row, num_rows: int, pairs: int | None) -> float:
+def _mde80(row: Compared, num_rows: int, pairs: int | None) -> float:
     """The smallest regression that is found with probability .8, by the way that would confirm it."""
     if pairs is None:
         return noise.mde80_baseline(row.sd, row.nu, row.num_base, floor=row.floor, num_rows=num_rows, alpha=ALPHA)
@@ -375,4 +254,4 @@ def _why_not(row: RowResult, reference: Reference) -> str | None:
     return mismatch(row, reference.unit, reference.version, reference.control, reference.input_hash)
 
 
-__all__ = ["ALPHA", "SCREENED", "Judged", "Reference", "is_control", "judge", "two_run_floors"]
+__all__ = ["ALPHA", "SCREENED", "Judged", "judge"]

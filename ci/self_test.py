@@ -24,7 +24,8 @@ def held_out(baseline: Baseline, index: int) -> Baseline:
     """A baseline of one run set without one of its runs."""
 
     def reduced(row: Row) -> Row:
-        return msgspec.structs.replace(row, values=_without(row.values, index) or [], latency_us=_without(row.latency_us, index))
+        floors, latencies = _without(row.host_floors_us, index), _without(row.latency_us, index)
+        return msgspec.structs.replace(row, values=_without(row.values, index) or [], latency_us=latencies, host_floors_us=floors)
 
     runs = [run for number, run in enumerate(baseline.runs) if number != index]
     return msgspec.structs.replace(baseline, runs=runs, rows={name: reduced(row) for name, row in baseline.rows.items()})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ci import sequential
 from ci.baseline import Baseline
 from ci.compare import screened_rows, waive
 from ci.confirm import as_controls, flags_of, judge_controls
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.pairs import Pairs, environments, outcome, sort_out
+from ci.pairs import Pairs, environments, floor_notices, outcome, sort_out
 from ci.rows import WAIVED, assemble, is_control, percent
 from ci.sequential import LOOKS
 
@@ -85,7 +85,7 @@ def confirm(
     waived, _ = waive([found[key] for key in family], baseline, now or datetime.datetime.now(datetime.timezone.utc))
     replaced = {row.key: row for row in (*waived, *(row for row in decided.controls if "MOVED" in row.flags))}
     invalid, notices = _surroundings(looks)
-    told = [_summary(waived, len(looks))] if looks else []
+    told = [_summary(waived, len(looks)), *decided.notices] if looks else []
     result = replace(screen, notices=tuple(dict.fromkeys([*screen.notices, *told, *notices])))
     return assemble([replaced.get(row.key, row) for row in screen.rows], result, invalid=invalid, unfit=decided.unfit)
 
@@ -98,6 +98,7 @@ class _Decided:
     controls: list[RowOutcome]
     unfit: str | None
     others: list[RowOutcome]
+    notices: list[str] = field(default_factory=list)
 
 
 def _decided(screen: GateResult, looks: Sequence[Look]) -> _Decided:
@@ -111,7 +112,7 @@ def _decided(screen: GateResult, looks: Sequence[Look]) -> _Decided:
     judged = [_outcome(row, decision, _screen_row(screen, row.key)) for row, decision in zip(rows, decisions, strict=True)]
     controls, unfit = judge_controls([row for row in pairs if row.control], rows)
     judged, also_unfit = as_controls(rows, judged)
-    return _Decided(judged, controls, unfit or also_unfit, others)
+    return _Decided(judged, controls, unfit or also_unfit, others, floor_notices(pairs))
 
 
 def _screen_row(screen: GateResult, key: RowKey) -> RowOutcome:
@@ -120,9 +121,8 @@ def _screen_row(screen: GateResult, key: RowKey) -> RowOutcome:
 
 def _outcome(row: Pairs, decision: sequential.Decision, before: RowOutcome) -> RowOutcome:
     word = _TOLD[decision.verdict].format(floor=percent(row.floor))
-    reason = (
-        f"{percent(decision.effect)} latency against the merge-base over {decision.pairs} pairs, {word}; {before.reason} of the baseline"
-    )
+    measured = f"{percent(decision.effect)} {row.measure} against the merge-base over {decision.pairs} pairs"
+    reason = f"{measured}, {word}; {before.reason} of the baseline"
     used = replace(row, d=row.d[: decision.pairs])
     made = outcome(used, decision.verdict, reason, decision.effect, decision.p_value, before.mde80)
     flags = (*(flag for flag in before.flags if flag != WAIVED), *flags_of(used, decision.effect, 0.0))

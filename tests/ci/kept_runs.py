@@ -55,7 +55,10 @@ def write_kept(folder: Path, commits: Sequence[CommitResult]) -> Path:
                         name: getattr(row.records[index], name)
                         for name in ("op", "impl", "control", "bottleneck", "phase", "kv_dtype", "latency_us", "timer", "instrument")
                     },
-                    **{name: getattr(row.records[index], name) for name in ("floor_us", "version", "input_hash", "launch_hash")},
+                    **{
+                        name: getattr(row.records[index], name)
+                        for name in ("unit", "floor_us", "estimator", "version", "input_hash", "launch_hash")
+                    },
                 )
                 for row in told
             ]

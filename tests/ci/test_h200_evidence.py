@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from ci import baseline as baselines
+from ci import compared
 from ci.baseline_file import OLD_SCHEMA_ID, load_waivers
 from ci.baseline_record import gathered
 from ci.compare import compare_baseline
@@ -59,8 +60,10 @@ def _loaded(folders: list[Path]) -> list[CommitResult]:
 def test_the_baseline_holds_the_committed_runs(root: Path) -> None:
     stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
     again = baselines.record(_loaded(_runs(root)), reason=stored.reason, accepted_by=stored.accepted_by)
-    waivers = load_waivers(root / "baselines" / "NVIDIA_H200.waivers.json")
-    assert msgspec.structs.replace(again, waivers=waivers, previous_hash=stored.previous_hash) == stored
+    assert msgspec.structs.replace(again, previous_hash=stored.previous_hash) == stored
+    host = [row for row in stored.rows.values() if row.timer == "bench_host"]
+    assert len(host) == 8
+    assert all(row.host_floors_us is not None for row in host)
     assert len(stored.runs) >= 5
     assert len({run.boot for run in stored.runs}) >= 3
     assert {run.commit[:12] for run in stored.runs} == {COMMIT}
@@ -72,6 +75,29 @@ def test_each_accepted_run_passes_against_them_and_only_waived_rows_are_blind(ro
         result = compare_baseline([run], stored, now=datetime.datetime(2026, 12, 1, tzinfo=datetime.timezone.utc))
         assert (result.verdict, result.exit_code) == (RunVerdict.PASS, 0), result.reason
         assert {str(row.key) for row in result.rows if "BLIND" in row.flags} == {waiver.row for waiver in stored.waivers}
+
+
+def test_what_one_run_finds_in_host_rows_is_what_the_pages_say(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the floor of their own blocks; as measured, as a file without floors would have it; and with the floor alone, no controls."""
+    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    rows = {name: msgspec.structs.replace(row, host_floors_us=None) for name, row in stored.rows.items()}
+    (run,) = _loaded(_runs(root)[:1])
+    found = []
+    for baseline in (stored, msgspec.structs.replace(stored, rows=rows), stored):
+        if len(found) == 2:
+            monkeypatch.setattr(compared, "_serving", lambda *_: [])
+        result = compare_baseline([run], baseline, now=datetime.datetime(2026, 12, 1, tzinfo=datetime.timezone.utc))
+        found.append([100 * (row.mde80 or 0) for row in result.rows if row.section == "allocator"])
+    over_floor, measured, alone = found
+    assert len(over_floor) == len(measured) == len(alone) == 6
+    page = (root / "docs" / "h200.md").read_text(encoding="utf-8")
+    assert {f"{mde:.1f}" for mde in over_floor} == {"8.8"}
+    assert "a regression of 8.8 % would be found in each of the six rows" in page
+    assert f"As measured it was {min(measured):.1f} to {max(measured):.1f} %" in page
+    assert {f"{mde:.1f}" for mde in alone} == {"11.6"}
+    told = "8.8 % with floor and controls, 11.6 % with the floor alone and "
+    told += f"{min(measured):.1f} to {max(measured):.1f} % with the controls alone"
+    assert told in (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 def test_a_file_of_the_first_schema_still_loads(root: Path) -> None:

@@ -17,9 +17,9 @@ from asv.commands import compare as asv_compare
 
 from ci import baseline as baselines
 from ci.compare import baseline_floors, compare_baseline
+from ci.compared import MIN_FLOOR
 from ci.device import detect
 from ci.plugins import bands, direction
-from ci.screen import MIN_FLOOR
 from tests.ci.gate_builders import PROTOCOL, a_baseline, a_run, commit_of, environment, with_row, without_row
 from tests.plugins.conftest import Toy
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from ci import noise, sequential
+from ci import compared, noise, sequential
 from ci import screen as screening
 from ci.model import RowVerdict
 from ci.pairs import DELTA0
@@ -65,7 +65,7 @@ class Layout:
 def layout_of(names: Sequence[str], bottlenecks: Sequence[str], control: Sequence[bool], timers: Sequence[str] | None = None) -> Layout:
     """A layout of rows timed on the device, with a timer so fine that its ticks do not count."""
     count = len(names)
-    least = np.full(count, screening.MIN_FLOOR)
+    least = np.full(count, compared.MIN_FLOOR)
     return Layout(
         tuple(names), tuple(bottlenecks), tuple(timers or ["graph"] * count), np.array(control, dtype=np.bool_), np.zeros(count), least
     )
@@ -94,7 +94,7 @@ class Screened:
 def _learn(runs: Array, rows: Indices, layout: Layout) -> tuple[Array, Array]:
     """(sd, nu) of some rows, moderated across those of one timer and class; declared where there are too few runs."""
     sd, nu = np.full(len(layout.names), math.nan), np.full(len(layout.names), math.nan)
-    if runs.shape[1] < screening.MIN_LEARNED_RUNS:
+    if runs.shape[1] < compared.MIN_LEARNED_RUNS:
         sd[rows], nu[rows] = noise.DECLARED_SD, math.inf
         return sd, nu
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -125,9 +125,9 @@ def screen(runs: Array, head: Array, layout: Layout) -> Screened:
         z[of_class] = head[of_class] - shift - np.median(flat[of_class], axis=1)
     sd, nu = _learn(flat, rows, layout)
     error = noise.predictive_sd(1.0, runs.shape[1], 1) * sd
-    floor = np.maximum(np.maximum(screening.MIN_FLOOR, screening.FLOOR_SDS * sd), layout.ticks)
+    floor = np.maximum(np.maximum(compared.MIN_FLOOR, compared.FLOOR_SDS * sd), layout.ticks)
     tail = stats.t.isf(noise.SCREEN_ALPHA, nu) * error
-    edge = np.minimum(np.maximum(np.log1p(floor) / 2, tail), math.log1p(screening.OUTRIGHT))
+    edge = np.minimum(np.maximum(np.log1p(floor) / 2, tail), math.log1p(compared.OUTRIGHT))
     unfit = _unfit(runs, head, z, edge, layout, rows, controls)
     return Screened(z, sd, nu, floor, edge, error, stats.t.sf(z / error, nu), unfit)
 

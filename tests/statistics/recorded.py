@@ -124,10 +124,22 @@ def thematrix(folder: Path) -> Iterator[Recorded]:
 
 
 def judged(
-    source: str, name: str, base: noise.Array, head: noise.Array, layout: ours.Layout, slower: Sequence[bool], *, clean: bool
+    source: str,
+    name: str,
+    base: noise.Array,
+    head: noise.Array,
+    layout: ours.Layout,
+    slower: Sequence[bool],
+    *,
+    clean: bool,
+    over_floors: tuple[noise.Array, noise.Array] | None = None,
 ) -> Recorded:
-    """A run with controls: base [rows, B, K], head [rows, K']; the gate's one-run verdict is that of `ci.screen.judge`, by arrays."""
-    screened = ours.screen(noise.fast60(base), noise.fast60(head), layout)
+    """A run with controls: base [rows, B, K], head [rows, K']; the gate's one-run verdict is that of `ci.screen.judge`, by arrays.
+
+    `over_floors` are base and head with their floors taken off, which the gate compares; the other rules know no floors.
+    """
+    ours_base, ours_head = over_floors or (base, head)
+    screened = ours.screen(noise.fast60(ours_base), noise.fast60(ours_head), layout)
     rows = layout.judged
     holm = np.zeros(len(layout.names), dtype=np.bool_)
     holm[rows] = noise.holm(screened.p_value[rows], ALPHA)
@@ -189,18 +201,20 @@ def planted_values(folder: Path) -> Iterator[Recorded]:
 def held_out(source: str, folders: Sequence[Path]) -> Iterator[Recorded]:
     """Each kept run against the others."""
     processes = read_processes(folders)
-    runs = np.stack(processes.runs(), axis=1)
+    held = np.stack(processes.runs(), axis=1)
+    runs = np.stack(processes.as_measured().runs(), axis=1)
     layout = processes.layout
     for i, folder in enumerate(folders):
         others = [j for j in range(len(folders)) if j != i]
         nothing = [False] * len(layout.names)
-        yield judged(source, folder.name, runs[:, others], runs[:, i], layout, nothing, clean=True)
+        pair = held[:, others], held[:, i]
+        yield judged(source, folder.name, runs[:, others], runs[:, i], layout, nothing, clean=True, over_floors=pair)
 
 
 def planted_gates(root: Path) -> Iterator[Recorded]:
     """A planted and an unchanged commit, measured as protocol t1 did, against the runs of the first baseline."""
     first = root / "docs" / "data" / "baseline-t1"
-    processes = read_processes(kept_runs(first / "runs"))
+    processes = read_processes(kept_runs(first / "runs")).as_measured()
     runs = np.stack(processes.runs(), axis=1)
     layout = processes.layout
     stored = baselines.load(first / "NVIDIA_H200.json")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ci import baseline as baselines
 from ci import noise
 from ci.errors import InputError
+from ci.host_floor import TIMER, at_level
 from ci.model import ProcessRecord, RowRecord
 from ci.pairs import DEVICE_FLOOR, WALL_CLOCK_FLOOR
 from ci.records import read_process_records
@@ -30,13 +31,15 @@ class Processes:
 
     Attributes:
         layout: Of the rows, those that every process measured.
-        y: [processes, rows], ln latency.
+        y: [processes, rows], ln latency, of host rows less the deviation of their floors where all have them: what the gate compares.
         boot: [processes], boot and GPU of each, as one text.
         run: [processes], the folder that each came from.
         commit: What was measured.
         device: As the records name it.
         left_out: Rows that not every process measured.
         versions: [rows], of the measurement.
+        floors: [processes, rows], the deviation of ln floor that `y` is less by, 0 for rows that are held against none.
+        levels_us: [rows], the level that the deviation is from, NaN likewise.
     """
 
     layout: Layout
@@ -47,6 +50,12 @@ class Processes:
     device: str
     left_out: tuple[str, ...]
     versions: tuple[str, ...] = ()
+    floors: Array | None = None
+    levels_us: Array | None = None
+
+    def as_measured(self) -> Processes:
+        """The same processes with no floor taken off."""
+        return self if self.floors is None else replace(self, y=self.y + self.floors, floors=None, levels_us=None)
 
     def take(self, rows: Sequence[int]) -> Processes:
         """The same processes with some rows alone; the others are left out."""
@@ -54,7 +63,10 @@ class Processes:
         gone = tuple(name for i, name in enumerate(names) if i not in kept)
         versions = tuple(self.versions[row] for row in rows)
         left_out = tuple(sorted({*self.left_out, *gone}))
-        return replace(self, layout=self.layout.take(rows), y=self.y[:, list(rows)], left_out=left_out, versions=versions)
+        made = replace(self, layout=self.layout.take(rows), y=self.y[:, list(rows)], left_out=left_out, versions=versions)
+        if self.floors is None or self.levels_us is None:
+            return made
+        return replace(made, floors=self.floors[:, list(rows)], levels_us=self.levels_us[list(rows)])
 
     def runs(self) -> list[Array]:
         """One [rows, processes] a folder, in the folders' order."""
@@ -159,7 +171,23 @@ def read_processes(folders: Sequence[Path], *, one_code: bool = False) -> Proces
     left_out = tuple(sorted({name for table in tables for name in table} - set(whole)))
     boots, runs = tuple(_place(record) for _, record in found), tuple(run for run, _ in found)
     versions = tuple(row.version for row in rows)
-    return Processes(layout, y, boots, runs, sorted(commits)[0], devices.pop(), left_out, versions)
+    made = Processes(layout, y, boots, runs, sorted(commits)[0], devices.pop(), left_out, versions)
+    return over_floors(made, np.array([[table[name].host_floor_us or math.nan for name in whole] for table in tables]))
+
+
+def over_floors(measured: Processes, floors_us: Array) -> Processes:
+    """The processes with all host rows held against their floors, or as measured where one of them lacks a floor.
+
+    Args:
+        measured: As measured.
+        floors_us: [processes, rows], NaN where there is none.
+    """
+    host = np.array([timer == TIMER for timer in measured.layout.timers])
+    if not host.any() or np.isnan(floors_us[:, host]).any():
+        return measured
+    levels = np.where(host, np.median(np.where(host, floors_us, 1.0), axis=0), math.nan)
+    moved = np.where(host, np.log(np.where(host, floors_us / levels, 1.0)), 0.0)
+    return replace(measured, y=measured.y - moved, floors=moved, levels_us=levels)
 
 
 def against(processes: Processes, path: Path) -> tuple[Processes, Array]:
@@ -174,10 +202,18 @@ def against(processes: Processes, path: Path) -> tuple[Processes, Array]:
     if not rows:
         raise InputError(f"{path} has no row of these processes in the same version; name a baseline of this device and suite")
     kept = processes.take(rows)
-    values = [[noise.log_latency(run, stored.rows[name].direction) for run in stored.rows[name].values] for name in kept.layout.names]
-    runs = np.array(values)
-    same = np.isclose(runs.reshape(len(rows), -1)[:, None, :], kept.y.T[:, :, None], rtol=0, atol=1e-12).any(axis=2).all(axis=0)
+    known = [stored.rows[name] for name in kept.layout.names]
+    runs = np.array([[noise.log_latency(run, row.direction) for run in row.values] for row in known])
+    as_measured = kept.as_measured().y.T
+    same = np.isclose(runs.reshape(len(rows), -1)[:, None, :], as_measured[:, :, None], rtol=0, atol=1e-12).any(axis=2).all(axis=0)
     if same.any():
         told = f"{int(same.sum())} of the {len(same)} processes are in {path} itself"
         raise InputError(f"{told}, so that they would be held against themselves; name later runs, or leave --baseline out")
+    if kept.levels_us is None or any(row.timer == TIMER and row.host_floors_us is None for row in known):
+        return kept.as_measured(), runs
+    for i, row in enumerate(known):
+        if row.host_floors_us is not None:
+            pairs = zip(row.values, row.host_floors_us, strict=True)
+            brought = [at_level(values, floors, float(kept.levels_us[i]), row.direction) for values, floors in pairs]
+            runs[i] = [noise.log_latency(run, row.direction) for run in brought]
     return kept, runs

@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ci import baseline as baselines
+from ci import noise
 from ci.errors import InputError
+from ci.merge import load_kept
 from ci.pairs import DELTA0
+from ci.references import references_of, run_estimate
+from ci.screen import judge
+from ci.self_test import held_out
 from tests.statistics import __main__ as command
 from tests.statistics import ours, page, recorded, replay, resample, rules, simulate, tables, worlds
 from tests.statistics.records import Processes, against, kept_runs, read_processes
@@ -270,6 +276,38 @@ def test_a_stored_baseline_is_screened_against_but_not_by_its_own_processes(root
     assert len(part.left_out) == 42
     kept, runs = against(part, file)
     assert runs.shape == (2, 7, 3)
+
+
+def test_host_rows_are_over_their_floors_in_arrays_as_in_the_gate(root: Path, own: Processes) -> None:
+    """Effect and floor of each row of a held-out H200 run, from arrays and from `judge`."""
+    stored = baselines.load(root / "baselines" / "NVIDIA_H200.json")
+    values = noise.fast60(np.stack(own.runs(), axis=1))
+    for i, folder in enumerate(command.own_folders(root)[:2]):
+        judged = judge([load_kept(folder)], references_of(held_out(stored, i)), estimate=run_estimate)
+        made = ours.screen(np.delete(values, i, axis=1), values[:, i], own.layout)
+        effects = {str(row.key): (row.effect, row.floor) for row in judged.rows if not row.control and row.effect is not None}
+        assert len(effects) == 35
+        for row in own.layout.judged:
+            assert effects[own.layout.names[row]] == pytest.approx((np.expm1(made.z[row]), made.floor[row]), abs=1e-9)
+
+
+def test_floors_come_off_host_rows_alone_and_on_both_sides_or_on_neither(root: Path, own: Processes, tmp_path: Path) -> None:
+    raw = own.as_measured()
+    host = np.array([timer == "bench_host" for timer in own.layout.timers])
+    moved = np.abs(own.y - raw.y).max(axis=0)
+    assert (moved[host] > 0.01).all()
+    assert (moved[~host] == 0).all()
+    stored = json.loads((root / "baselines" / "NVIDIA_H200.json").read_text(encoding="utf-8"))
+    stored["rows"][own.layout.names[int(np.flatnonzero(host)[0])]]["host_floors_us"] = None
+    file = tmp_path / "without.json"
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    later = replace(own, y=own.y + 0.001)
+    kept, runs = against(later, file)
+    assert kept.y == pytest.approx(raw.y + 0.001)
+    assert pytest.approx(raw.runs()[0].T) == runs[:, 0].T
+    kept, runs = against(later, root / "baselines" / "NVIDIA_H200.json")
+    assert kept.y == pytest.approx(later.y)
+    assert pytest.approx(own.runs()[0].T) == runs[:, 0].T
 
 
 # ---------------------------------------------------------------- the command and the page
