@@ -128,58 +128,6 @@ def record_form(calls: Sequence[Callable[[], object]], *, reset: Callable[[], ob
     return Recorded(record(calls[0], launch=launch), record_like(calls[0], calls[1 % len(calls)], reset=before, launch=launch))
 
 
-def record(self) -> dict[str, Any]:
-    """The launch as JSON."""
-    names = ("kind", "name", "code", "grid", "threads", "shared_bytes", "arguments", "direct")
-    made = {name: getattr(self, name) for name in names}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in made.items()}
-
-
-class Recorded(NamedTuple):
-    """What the calls of one form start.
-
-    Attributes:
-        first: A call that goes through `JITFunction.run`, as the first of a form does.
-        like: A like one, with other tensors.
-    """
-
-    first: list[Launch]
-    like: list[Launch]
-
-
-def hash_of(recorded: Recorded) -> str:
-    """Identity of what a form's calls start: 16 hex digits; the name of a Triton kernel does not count.
-
-    The code that launches like calls is part of the identity of a Triton launch: it may do what no record shows, such as wait.
-    """
-    told: list[Any] = [[_identity(launch) for launch in made] for made in recorded]
-    direct = Path(rapid_llm.__file__).parent / _DIRECT
-    if any(launch.kind == "triton" for made in recorded for launch in made) and direct.is_file():
-        told.append({"like calls": syntax_hash(direct.read_text(encoding="utf-8"))})
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _identity(launch: Launch) -> dict[str, Any]:
-    return {**launch.record(), "name": "" if launch.kind == "triton" else launch.name}
-
-
-def syntax_hash(source: str) -> str:
-    """Identity of what Python code does: comments, layout and docstrings are not part of it. 16 hex digits."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [line for line in body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]  # type: ignore[attr-defined]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
-
-
-def row_hash(prepared: Prepared) -> str:
-    """Identity of what one call of a prepared row starts; the call is made once more."""
-    if prepared.reset is not None:
-        prepared.reset()
-    return hash_of(record(prepared.calls[0]))
-
-
 def record(call: Callable[[], object], *, launch: bool = True) -> list[Launch]:
     """Makes the call once and records what it starts.
 

@@ -42,7 +42,7 @@ Listing = Callable[[str], "str | None"]
 
 _ORDER = list(CompiledVerdict)
 _SASS_LINES = 160
-_OTHER_WAY = "its launches and those of like calls are the same; the code that launches these (rapid_llm/kernels/direct_launch.py) is not"
+_OTHER_WAY = "all launches are the same; the code that launches like calls (rapid_llm/kernels/direct_launch.py) is not"
 _REFRESH = "`python -m ci compiled record --reason ...`"
 
 
@@ -189,8 +189,8 @@ def _judge(
     if row.launch_hash == before.launch_hash:
         return finding
     changes, pairs = _compare_launches(before.launches, row.launches, reference.codes, codes)
-    again, others = _compare_launches(before.like_launches, row.like_launches, reference.codes, codes)
-    changes += [_of_like_call(change) for change in again if change not in changes]
+    like, others = _compare_launches(before.like_launches, row.like_launches, reference.codes, codes)
+    changes += [_of_like_call(change) for change in like if change not in changes]
     pairs += others
     verdict = min((change.verdict for change in changes), key=_ORDER.index, default=CompiledVerdict.CHANGED)
     reason = "" if changes else "other machine code with the same figures" if pairs else _OTHER_WAY
