@@ -81,9 +81,14 @@ class Compiled:
             raise NotImplementedError("not selected" if not states else "no KernelSpec serves it")
 
     @staticmethod
-    def figures(record: Record, architecture: str, name: str) -> list[dict[str, int]]:
+    def figures(record: Record, architecture: str, name: str, launches: str = "launches") -> list[dict[str, int]]:
         """Figures of every kernel that one call of each row launches.
 
+        Args:
+            record: Of `asv_bench.compiled`.
+            architecture: Of it.
+            name: Of a suite.
+            launches: "like_launches" for those of a like call.
         Raises:
             RuntimeError: A row does not compile.
         """
@@ -91,7 +96,7 @@ class Compiled:
         for row in rows:
             if row["state"] != "compiled":
                 raise RuntimeError(f"{row['state']}: {row['reason']}")
-        return [{**record["codes"].get(launch["code"], {}), **_numbers(launch)} for row in rows for launch in row["launches"]]
+        return [{**record["codes"].get(launch["code"], {}), **_numbers(launch)} for row in rows for launch in row[launches]]
 
 
 def _rows_of(record: Record, architecture: str, name: str) -> list[Record]:
@@ -141,3 +146,9 @@ class Launches(Compiled):
     @compile_time("launches/call", exact=True)
     def track_launches(self, record: Record, architecture: str, name: str) -> int:
         return len(self.figures(record, architecture, name))
+
+
+class LikeLaunches(Compiled):
+    @compile_time("launches/like call", exact=True)
+    def track_like_launches(self, record: Record, architecture: str, name: str) -> int:
+        return len(self.figures(record, architecture, name, "like_launches"))

@@ -21,12 +21,13 @@ import triton
 import rapid_llm
 from asv_bench import claims, compile_cache, launches, machine_code, suite
 from asv_bench.compiled import SourceError
-from asv_bench.launches import Launch
+from asv_bench.launches import Launch, Recorded
 from asv_bench.stand_in import DEVICES, Device, standing_in
 from rapid_llm.errors import NoKernelError
 from rapid_llm.kernels.ops import registry
 
 _REASON = 400
+_NOTHING: dict[str, Any] = {"launches": [], "like_launches": []}
 
 
 class UnsupportedError(Exception):
@@ -73,7 +74,7 @@ def compile_architecture(arch: str, cache: Path, journal: Path, select: str | No
                 say({"row": {"id": row_id, **known, **_compile_row(call, device, cache)}})
 
 
-def _rows(cuda: torch.device) -> Iterator[tuple[str, dict[str, Any], Callable[[], list[Launch]]]]:
+def _rows(cuda: torch.device) -> Iterator[tuple[str, dict[str, Any], Callable[[], Recorded]]]:
     """Id, description and recorder of every row whose kernel is a registered Triton spec: the suites', then the claims."""
     launched = set()
     for row in suite.all_rows():
@@ -91,23 +92,23 @@ def _rows(cuda: torch.device) -> Iterator[tuple[str, dict[str, Any], Callable[[]
             yield f"claim.{spec.name}()", known, lambda spec=spec: _nothing_launches(spec)  # type: ignore[misc]
 
 
-def _record_claim(claim: claims.Claim, cuda: torch.device) -> list[Launch]:
+def _record_claim(claim: claims.Claim, cuda: torch.device) -> Recorded:
     with _nothing_is_launched():
         claim.call(cuda)
-    return launches.record(lambda: claim.call(cuda), launch=False)
+    return launches.record_form([lambda: claim.call(cuda)], launch=False)
 
 
-def _nothing_launches(spec: Any) -> list[Launch]:
+def _nothing_launches(spec: Any) -> Recorded:
     raise LookupError(f"no suite launches {spec.name} and asv_bench/claims.py has no call of {spec.op}: add one of the two")
 
 
-def _record_row(row: suite.SuiteRow, impl: str, cuda: torch.device) -> list[Launch]:
+def _record_row(row: suite.SuiteRow, impl: str, cuda: torch.device) -> Recorded:
     with _nothing_is_launched():
         prepared = row.suite().build(row.case, cuda)
         prepared.calls[0]()  # what a first call makes once, such as its workspace, is no part of a call
     if prepared.selection is not None and prepared.selection.spec.name != impl:
         raise UnsupportedError(f"dispatch() runs {prepared.selection.spec.name}")
-    return launches.record(prepared.calls[0], launch=False)
+    return launches.record_form(prepared.calls, reset=prepared.reset, launch=False)
 
 
 @contextlib.contextmanager
@@ -121,16 +122,16 @@ def _nothing_is_launched() -> Iterator[None]:
         triton.JITFunction.run = run
 
 
-def _compile_row(call: Callable[[], list[Launch]], device: Device, cache: Path) -> dict[str, Any]:
+def _compile_row(call: Callable[[], Recorded], device: Device, cache: Path) -> dict[str, Any]:
     """The part of a row's record that the compiler decides."""
     try:
         made = call()
-        told = [{**launch.record(), **_resources(launch, device, cache)} for launch in made]
+        first, like = ([{**launch.record(), **_resources(launch, device, cache)} for launch in part] for part in made)
     except (NoKernelError, UnsupportedError) as error:
-        return {"state": "unsupported", "reason": _first_line(error), "launches": []}
+        return {"state": "unsupported", "reason": _first_line(error), **_NOTHING}
     except Exception as error:  # one row's fault is that row's alone
-        return {"state": "failed", "reason": f"{type(error).__name__}: {_first_line(error)}", "launches": []}
-    return {"state": "compiled", "reason": None, "launches": told, "launch_hash": launches.hash_of(made)}
+        return {"state": "failed", "reason": f"{type(error).__name__}: {_first_line(error)}", **_NOTHING}
+    return {"state": "compiled", "reason": None, "launches": first, "like_launches": like, "launch_hash": launches.hash_of(made)}
 
 
 def _first_line(error: Exception) -> str:

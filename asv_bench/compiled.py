@@ -25,7 +25,7 @@ from typing import Any
 
 from asv_bench import compile_cache, machine_code
 
-SCHEMA = "rapid_llm/compiled/1"
+SCHEMA = "rapid_llm/compiled/2"
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 THIS_DEVICE = "this-device"
@@ -226,7 +226,8 @@ def _result(arch: str, journal: Path, status: int | None) -> dict[str, Any]:
         where = begun[-1] if len(begun) > len(rows) else "no row"
         died = f"the process that compiles for {arch} ended with {status} in {where}"
         if begun and len(begun) > len(rows):
-            rows.append({"id": begun[-1], "state": "failed", "reason": died, "op": "", "impl": "", "version": "", "launches": []})
+            unknown = {"op": "", "impl": "", "version": "", "launches": [], "like_launches": []}
+            rows.append({"id": begun[-1], "state": "failed", "reason": died, **unknown})
     device: dict[str, Any] = next((event["device"] for event in events if "device" in event), {})
     return {"device": device, "died": died, "rows": {row.pop("id"): row for row in rows}}
 
@@ -237,7 +238,7 @@ def _codes(architectures: dict[str, Any]) -> Iterator[str]:
         launch["code"]
         for arch in architectures.values()
         for row in arch["rows"].values()
-        for launch in row["launches"]
+        for launch in (*row["launches"], *row["like_launches"])
         if launch["kind"] == "triton"
     }
     return iter(sorted(codes))

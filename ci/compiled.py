@@ -11,9 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ci.compiled_metrics import ARGUMENTS_MEANING, GRID_MEANING, LAUNCHES_MEANING, compare_figures
+from ci.compiled_metrics import (
+    ARGUMENTS_MEANING,
+    GRID_MEANING,
+    LAUNCHES_MEANING,
+    LIKE_LAUNCHES,
+    LIKE_LAUNCHES_MEANING,
+    PATH_MEANING,
+    compare_figures,
+)
 from ci.compiled_model import (
     BASELINE_DIR,
+    BASELINE_SCHEMA_ID,
     Codes,
     CompiledBaseline,
     CompiledChange,
@@ -33,7 +42,7 @@ Listing = Callable[[str], "str | None"]
 
 _ORDER = list(CompiledVerdict)
 _SASS_LINES = 160
-_OTHER_WAY = "its launches are the same; what launches like calls (rapid_llm/kernels/direct_launch.py) is not"
+_OTHER_WAY = "all launches are the same; the code that launches like calls (rapid_llm/kernels/direct_launch.py) is not"
 _REFRESH = "`python -m ci compiled record --reason ...`"
 
 
@@ -47,7 +56,7 @@ class _Reference:
 
 
 def identical_rows(base: CompiledFile, head: CompiledFile, architecture: str) -> set[str]:
-    """Rows that launch exactly the same at both commits: the same code, grids, blocks and arguments in the same order.
+    """Rows that launch exactly the same at both commits, like calls too: the same code, grids, blocks and arguments in the same order.
 
     A row of a name that only one side has, or that did not compile, is not identical.
     """
@@ -126,6 +135,11 @@ def _comparable(stored: CompiledBaseline | None, head: CompiledFile, architectur
     path = f"{BASELINE_DIR}/{architecture}.json"
     if stored is None:
         return None, f"There is no {path} on the base branch: rows are held against the merge-base; record it with {_REFRESH}."
+    if stored.schema != BASELINE_SCHEMA_ID:
+        return None, (
+            f"{path} is NOT COMPARABLE (it was recorded before like calls were): rows are held against the merge-base; refresh it with"
+            f" {_REFRESH}."
+        )
     if (stored.triton, stored.ptxas) == (head.triton, ptxas):
         return stored, ""
     return None, (
@@ -175,6 +189,9 @@ def _judge(
     if row.launch_hash == before.launch_hash:
         return finding
     changes, pairs = _compare_launches(before.launches, row.launches, reference.codes, codes)
+    like, others = _compare_launches(before.like_launches, row.like_launches, reference.codes, codes)
+    changes += [_of_like_call(change) for change in like if change not in changes]
+    pairs += others
     verdict = min((change.verdict for change in changes), key=_ORDER.index, default=CompiledVerdict.CHANGED)
     reason = "" if changes else "other machine code with the same figures" if pairs else _OTHER_WAY
     return replace(finding, verdict=verdict, changes=tuple(changes), reason=reason, sass_diff=_sass_diff(pairs, listing))
@@ -194,6 +211,9 @@ def _compare_launches(
             pairs.append((old, new))
             changes += _of(new, compare_figures(_figures(old, old_codes), _figures(new, new_codes)))
         told = []
+        if old.direct != new.direct:
+            old_path, new_path = ("direct" if launch.direct else "Triton's run" for launch in (old, new))
+            told.append(CompiledChange("launch path", "", old_path, new_path, CompiledVerdict.CHANGED, PATH_MEANING))
         if old.grid != new.grid:
             old_grid, new_grid = (" × ".join(map(str, launch.grid)) for launch in (old, new))
             told.append(CompiledChange("grid", "programs", old_grid, new_grid, CompiledVerdict.CHANGED, GRID_MEANING))
@@ -202,6 +222,13 @@ def _compare_launches(
             told.append(CompiledChange("arguments", "", old_arguments, new_arguments, CompiledVerdict.CHANGED, ARGUMENTS_MEANING))
         changes += _of(new, told)
     return changes, pairs
+
+
+def _of_like_call(change: CompiledChange) -> CompiledChange:
+    """A change in what like calls start that is none of the first call's."""
+    if change.metric == "launches":
+        return replace(change, metric=LIKE_LAUNCHES, unit="", meaning=LIKE_LAUNCHES_MEANING)
+    return replace(change, metric=f"{change.metric} of a like call")
 
 
 def _of(launch: LaunchFile, changes: list[CompiledChange]) -> list[CompiledChange]:

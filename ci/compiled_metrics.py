@@ -99,6 +99,9 @@ METRICS: tuple[Metric, ...] = (
 """In the order in which they are told; docs/compiled.md has the same table."""
 
 LAUNCHES_MEANING = "one more kernel or torch operation in each call: a few µs each, and its own traffic"
+LIKE_LAUNCHES = "launches of a like call"
+LIKE_LAUNCHES_MEANING = "as launches, in every call of a form but the first: the launcher, or what only a call of a known form does"
+PATH_MEANING = "the host's time of every call: Triton binds and specialises each argument again, or does so no more"
 GRID_MEANING = "another split of the work: programs differ in number or shape"
 ARGUMENTS_MEANING = "other strides, sizes or scales, or an alignment that is not known any more"
 

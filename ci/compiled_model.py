@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-SCHEMA_ID = "rapid_llm/compiled/1"
-BASELINE_SCHEMA_ID = "rapid_llm/compiled-baseline/1"
+SCHEMA_ID = "rapid_llm/compiled/2"
+BASELINE_SCHEMA_ID = "rapid_llm/compiled-baseline/2"
 BASELINE_DIR = "baselines/compiled"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -29,17 +29,20 @@ class LaunchFile(msgspec.Struct, frozen=True):
     threads: Count = 0
     shared_bytes: Count = 0
     arguments: tuple[str, ...] = ()
+    direct: bool = False
+    """Started without Triton's `JITFunction.run`, as like calls are where their form is known."""
     occupancy_warps: Count = 0
 
 
 class CompiledRow(msgspec.Struct, frozen=True):
-    """One row of one architecture: the launches of one public call, in order."""
+    """One row of one architecture: the launches of one public call, in order, and those of a like one that follows it."""
 
     state: Literal["compiled", "failed", "unsupported"]
     op: str
     impl: str
     version: str
     launches: tuple[LaunchFile, ...] = ()
+    like_launches: tuple[LaunchFile, ...] = ()
     reason: str | None = None
     launch_hash: str | None = None
 
@@ -55,7 +58,7 @@ class ArchitectureFile(msgspec.Struct, frozen=True):
 class CompiledFile(msgspec.Struct, frozen=True):
     """The record of one commit."""
 
-    schema: Literal["rapid_llm/compiled/1"]
+    schema: Literal["rapid_llm/compiled/2"]
     source: str
     triton: str
     torch: str
@@ -65,9 +68,9 @@ class CompiledFile(msgspec.Struct, frozen=True):
 
 
 class CompiledBaseline(msgspec.Struct, frozen=True):
-    """What was accepted for one architecture."""
+    """What was accepted for one architecture; a file of schema 1 says nothing of like calls, and is not comparable."""
 
-    schema: Literal["rapid_llm/compiled-baseline/1"]
+    schema: Literal["rapid_llm/compiled-baseline/1", "rapid_llm/compiled-baseline/2"]
     architecture: str
     triton: str
     ptxas: str

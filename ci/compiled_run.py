@@ -182,9 +182,9 @@ def record_baselines(compiled: CompiledFile, commit: Commit, root: Path, *, reas
         raise InputError(f"{len(failed)} compiled rows failed and can be no baseline, first {failed[0]}; mend them first")
     written = []
     for architecture, side in compiled.architectures.items():
-        launched = {launch.code for row in side.rows.values() for launch in row.launches}
+        launched = {launch.code for row in side.rows.values() for launch in (*row.launches, *row.like_launches)}
         made = CompiledBaseline(
-            schema="rapid_llm/compiled-baseline/1",
+            schema="rapid_llm/compiled-baseline/2",
             architecture=architecture,
             triton=compiled.triton,
             ptxas=compiled.ptxas[architecture],

@@ -16,6 +16,7 @@ from asv_bench import bench_compiled, compiled, machine_code, sass, stand_in, su
 from ci import compiled_run
 from ci.compiled import compare_compiled, identical_rows, summary_lines
 from ci.compiled_model import CompiledFile, CompiledResult
+from rapid_llm.kernels.ops import registry
 from tests.planted.agreement import table
 from tests.planted.faults import DECODE_ROW, FAULTS, HARMLESS, WRITE_ROW, Edit, Fault, planted_copy
 
@@ -281,7 +282,7 @@ def _compile_time_suites() -> list[type[bench_compiled.Compiled]]:
 def test_r93_compile_time_rows_are_no_throughputs_and_declare_their_direction() -> None:
     """They are exempt from "a run-time unit ends in /s", and no part of what the measuring process measures."""
     assert not [row for row in suite.all_rows() if row.benchmark.startswith("bench_compiled")]
-    assert len(_compile_time_suites()) == 6
+    assert len(_compile_time_suites()) == 7
     for made in _compile_time_suites():
         (method,) = (value for name, value in vars(made).items() if name.startswith("track_"))
         assert not method.unit.endswith("/s")
@@ -295,16 +296,15 @@ def test_the_gate_and_the_instrument_know_the_same_architectures() -> None:
 
 def test_suites_hand_out_what_was_compiled() -> None:
     names = bench_compiled._suites()
-    rows = {
-        row_id: {"state": "compiled", "launches": [{"code": "c", "occupancy_warps": 8, "shared_bytes": 64}]}
-        for row_id in names["PagedDecode"]
-    }
+    launch = {"code": "c", "occupancy_warps": 8, "shared_bytes": 64}
+    rows = {row_id: {"state": "compiled", "launches": [launch], "like_launches": [launch, launch]} for row_id in names["PagedDecode"]}
     record = {"architectures": {"sm_90": {"rows": rows}}, "codes": {"c": {"registers": 40, "spill_load_bytes": 4}}}
     count = len(rows)
     assert bench_compiled.Registers().track_registers(record, "sm_90", "PagedDecode") == 40 * count
     assert bench_compiled.Spills().track_spills(record, "sm_90", "PagedDecode") == 4 * count
     assert bench_compiled.Occupancy().track_occupancy(record, "sm_90", "PagedDecode") == 8 * count
     assert bench_compiled.Launches().track_launches(record, "sm_90", "PagedDecode") == count
+    assert bench_compiled.LikeLaunches().track_like_launches(record, "sm_90", "PagedDecode") == 2 * count
     with pytest.raises(NotImplementedError, match="not selected"):
         bench_compiled.Launches().setup(record, "sm_90", "KVWritePrefill")
     next(iter(rows.values())).update(state="failed", reason="why")
@@ -318,6 +318,17 @@ def test_rows_that_the_gate_skips_are_not_measured(monkeypatch: pytest.MonkeyPat
     known = [row.id for row in session.selected_rows()]
     monkeypatch.setenv(session.SKIP_VARIABLE, json.dumps(known[-2:]))
     assert [row.id for row in session.selected_rows()] == known[:-2]
+
+
+def test_like_calls_of_the_committed_rows_launch_what_the_first_does(root: Path) -> None:
+    """The same kernels with the same arguments, and directly where the kernel remembers a call form."""
+    for architecture in compiled.ARCHITECTURES:
+        path = root / "baselines" / "compiled" / f"{architecture}.json"
+        rows = compiled_run.load_baseline(path.read_bytes(), name=str(path)).rows
+        direct = {name for name, row in rows.items() if registry.get(row.impl).remembers}
+        assert 0 < len(direct) < len(rows)
+        for name, row in rows.items():
+            assert row.like_launches == tuple(msgspec.structs.replace(one, direct=name in direct) for one in row.launches), name
 
 
 def test_the_page_has_the_table_of_its_raw_output(root: Path) -> None:

@@ -17,8 +17,8 @@ from rich.console import Console
 from ci import compiled_gate, compiled_run
 from ci.compare import compare_baseline
 from ci.compiled import compare_compiled, identical_rows, summary_lines, with_compiled
-from ci.compiled_metrics import METRICS, compare_figures
-from ci.compiled_model import CompiledBaseline, CompiledFile, CompiledResult, CompiledVerdict
+from ci.compiled_metrics import LIKE_LAUNCHES, LIKE_LAUNCHES_MEANING, METRICS, PATH_MEANING, compare_figures
+from ci.compiled_model import BASELINE_SCHEMA_ID, CompiledBaseline, CompiledFile, CompiledResult, CompiledVerdict
 from ci.device import Device
 from ci.errors import BaselineError, InputError, UsageError
 from ci.model import GateResult
@@ -38,17 +38,25 @@ def a_launch(code: str = "c0", **changes: Any) -> dict[str, Any]:
     return {**made, "arguments": ["float16@0", "4096"], "occupancy_warps": 16, **changes}
 
 
-def a_row(*launches: dict[str, Any], state: str = "compiled", reason: str | None = None, version: str = "1") -> dict[str, Any]:
-    told = json.dumps([{**launch, "name": ""} for launch in launches])
+def a_row(
+    *launches: dict[str, Any],
+    like: list[dict[str, Any]] | None = None,
+    state: str = "compiled",
+    reason: str | None = None,
+    version: str = "1",
+) -> dict[str, Any]:
+    """`like`: launches of a like call, where they are not those of the first, started directly."""
+    again = [{**launch, "direct": True} for launch in launches] if like is None else like
+    told = json.dumps([{**launch, "name": ""} for launch in (*launches, {"name": "like"}, *again)])
     return {
-        "state": state, "op": "op", "impl": "triton_op", "version": version, "launches": list(launches), "reason": reason,
-        "launch_hash": told if state == "compiled" else None,
+        "state": state, "op": "op", "impl": "triton_op", "version": version, "launches": list(launches), "like_launches": again,
+        "reason": reason, "launch_hash": told if state == "compiled" else None,
     }  # fmt: skip
 
 
 def a_record(rows: dict[str, Any], codes: dict[str, dict[str, int]] | None = None, **changes: Any) -> CompiledFile:
     made = {
-        "schema": "rapid_llm/compiled/1", "source": "s", "triton": "3.7.1", "torch": "2", "ptxas": {ARCH: "12.8.93"},
+        "schema": "rapid_llm/compiled/2", "source": "s", "triton": "3.7.1", "torch": "2", "ptxas": {ARCH: "12.8.93"},
         "architectures": {ARCH: {"device": {"name": "H200"}, "rows": rows}}, "codes": codes or {"c0": FIGURES}, **changes,
     }  # fmt: skip
     return msgspec.convert(made, CompiledFile)
@@ -56,7 +64,7 @@ def a_record(rows: dict[str, Any], codes: dict[str, dict[str, int]] | None = Non
 
 def a_stored(rows: dict[str, Any], codes: dict[str, dict[str, int]] | None = None, **changes: Any) -> CompiledBaseline:
     made = {
-        "schema": "rapid_llm/compiled-baseline/1", "architecture": ARCH, "triton": "3.7.1", "ptxas": "12.8.93", "commit": "a" * 40,
+        "schema": "rapid_llm/compiled-baseline/2", "architecture": ARCH, "triton": "3.7.1", "ptxas": "12.8.93", "commit": "a" * 40,
         "reason": "first", "device": {"name": "H200"}, "rows": rows, "codes": codes or {"c0": FIGURES}, **changes,
     }  # fmt: skip
     return msgspec.convert(made, CompiledBaseline)
@@ -125,6 +133,44 @@ def test_each_state_of_a_row_has_its_verdict(row: dict[str, Any] | None, verdict
     lines = summary_lines(result.findings)
     assert [line for line in lines if told in line and line.endswith(f"on {ARCH}")] or not told
     assert bool(lines) == (verdict != "IDENTICAL")
+
+
+@pytest.mark.parametrize(
+    ("like", "verdict", "exit_code", "told"),
+    [
+        ([a_launch(direct=True)] * 2, "REGRESSED", 1, ["launches of a like call 1 (kernel) → 2 (kernel, kernel)"]),
+        (
+            [a_launch(direct=True), a_launch("", kind="torch", name="aten.mul_")],
+            "REGRESSED", 1, ["launches of a like call 1 (kernel) → 2 (kernel, aten.mul_)"],
+        ),
+        ([], "IMPROVED", 0, ["launches of a like call 1 (kernel) → 0"]),
+        ([a_launch(direct=True, grid=[9, 1, 1])], "CHANGED", 0, ["grid of a like call 8 × 1 × 1 → 9 × 1 × 1 programs"]),
+        ([a_launch(direct=True, arguments=["float16@0", "1"])], "CHANGED", 0, ["arguments of a like call #1 4096 → #1 1"]),
+        ([a_launch()], "CHANGED", 0, ["launch path of a like call direct → Triton's run"]),
+        ([a_launch("c1", direct=True)], "REGRESSED", 1, ["spill stores of a like call 0 → 64 bytes"]),
+    ],
+)  # fmt: skip
+def test_a_change_of_like_calls_alone_is_told_as_theirs(like: list[dict[str, Any]], verdict: str, exit_code: int, told: list[str]) -> None:
+    result = judged(a_row(a_launch(), like=like), WORSE)
+    assert (verdict_of(result), result.exit_code) == (verdict, exit_code)
+    assert summary_lines(result.findings) == [f"kernel: {line} on {ARCH}" for line in told]
+
+
+def test_a_change_of_every_call_is_told_once() -> None:
+    result = judged(a_row(a_launch("c1", grid=[9, 1, 1]), a_launch()), WORSE)
+    named = [change.metric for change in result.findings[0].changes]
+    assert "launches" in named
+    assert len(named) == len(set(named))
+    assert not [name for name in named if "like call" in name]
+
+
+def test_a_baseline_that_is_silent_on_like_calls_is_not_comparable() -> None:
+    """Nor does it end the gate: the base branch has it until one is recorded anew."""
+    old = a_stored({ROW: a_row(a_launch("c9"), like=[])}, {"c9": WORSE}, schema="rapid_llm/compiled-baseline/1")
+    result = judged(a_row(a_launch()), baselines={ARCH: old})
+    assert verdict_of(result) == "IDENTICAL"
+    (notice,) = result.notices
+    assert "NOT COMPARABLE (it was recorded before like calls were)" in notice
 
 
 @pytest.mark.parametrize("state", ["failed", "unsupported"])
@@ -211,6 +257,8 @@ def test_identical_rows_need_the_same_launches() -> None:
     twice = a_record({ROW: a_row(a_launch(), a_launch())})
     assert identical_rows(BASE, BASE, ARCH) == {ROW}
     assert identical_rows(BASE, twice, ARCH) == set()
+    like = a_record({ROW: a_row(a_launch(), like=[a_launch(direct=True)] * 2)})
+    assert identical_rows(BASE, like, ARCH) == set()
     failed = a_record({ROW: a_row(state="failed", reason="why")})
     assert identical_rows(failed, failed, ARCH) == set()
 
@@ -314,7 +362,9 @@ def test_a_baseline_of_another_form_is_refused(content: bytes) -> None:
 def test_committed_baselines_follow_their_schema(root: Path) -> None:
     for architecture in compiled_run.ARCHITECTURES:
         path = root / "baselines" / "compiled" / f"{architecture}.json"
-        assert compiled_run.load_baseline(path.read_bytes(), name=str(path)).architecture == architecture
+        stored = compiled_run.load_baseline(path.read_bytes(), name=str(path))
+        assert stored.architecture == architecture
+        assert stored.schema == BASELINE_SCHEMA_ID
 
 
 def test_the_page_has_the_table_of_the_rules(root: Path) -> None:
@@ -324,3 +374,5 @@ def test_the_page_has_the_table_of_the_rules(root: Path) -> None:
         gates = f"beyond {metric.tolerance:.0%}" if metric.tolerance else "any"
         row = f"| {metric.name}{unit} | {metric.better} | {gates if metric.gates else 'told only'} | {metric.meaning} |"
         assert row in page
+    assert f"| {LIKE_LAUNCHES} | lower | any | {LIKE_LAUNCHES_MEANING} |" in page
+    assert f"| launch path of a like call | none | told only | {PATH_MEANING} |" in page

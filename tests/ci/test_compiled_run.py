@@ -35,7 +35,7 @@ import pathlib, sys
 print("compiled for sm_80: 1 of 2, 1 s", flush=True)
 print("compiled for sm_90: 2 of 2, 2 s", flush=True)
 pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text(
-    '{"schema": "rapid_llm/compiled/1", "source": "s", "triton": "3", "torch": "2", "ptxas": {}, "architectures": {}, "codes": {}}'
+    '{"schema": "rapid_llm/compiled/2", "source": "s", "triton": "3", "torch": "2", "ptxas": {}, "architectures": {}, "codes": {}}'
 )
 """
 

@@ -242,13 +242,13 @@ def _measured_rows() -> bytes:
 def _compiled_parts() -> tuple[bytes, bytes]:
     row: dict[str, Any] = {"state": "compiled", "op": "op", "impl": "i", "version": "1", "launches": [], "launch_hash": "h"}
     launch = {"kind": "triton", "name": "kernel", "code": "c0", "grid": [8, 1, 1], "threads": 128, "arguments": ["float16@0"]}
-    row["launches"] = [launch]
+    row |= {"launches": [launch], "like_launches": [{**launch, "direct": True}]}
     record = {
-        "schema": "rapid_llm/compiled/1", "source": "s", "triton": "3", "torch": "2", "ptxas": {"sm_90": "12"},
+        "schema": "rapid_llm/compiled/2", "source": "s", "triton": "3", "torch": "2", "ptxas": {"sm_90": "12"},
         "architectures": {"sm_90": {"device": {"name": "H200"}, "rows": {"x": row}}}, "codes": {"c0": {"registers": 40}},
     }  # fmt: skip
     baseline = {
-        "schema": "rapid_llm/compiled-baseline/1", "architecture": "sm_90", "triton": "3", "ptxas": "12", "commit": "a" * 40, "reason": "r",
+        "schema": "rapid_llm/compiled-baseline/2", "architecture": "sm_90", "triton": "3", "ptxas": "12", "commit": "a" * 40, "reason": "r",
         "device": {"name": "H200"}, "rows": {"x": row}, "codes": {"c0": {"registers": 40}},
     }  # fmt: skip
     return json.dumps(record).encode(), json.dumps(baseline).encode()

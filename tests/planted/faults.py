@@ -59,6 +59,7 @@ class Fault:
 
 _WRITE_CALL = "        accepted.run(k, v, slot_mapping, k_rows, v_rows, k_scale=k_factor, v_scale=v_factor, **accepted.options)\n"
 _DECODE_CALL = "        accepted.run(q, k_rows, v_rows, row_table, seq_lens, out, **factors, **accepted.options)\n"
+_AGAIN = "    if memory is not None and plan.launches.again(pointers, factors):\n"
 _DIRECT_CALL = "        chosen.launch(*pointers, *factors, *self._rest, stream=active.get_current_stream(self._device))\n"
 
 FAULTS: tuple[Fault, ...] = (
@@ -93,7 +94,18 @@ FAULTS: tuple[Fault, ...] = (
         (("launches", "REGRESSED"),),
     ),
     Fault("the work done twice", WRITE_ROW, (Edit(_WRITE_OP, _WRITE_CALL, 2 * _WRITE_CALL),), (("launches", "REGRESSED"),)),
-    Fault("like calls launch twice", DECODE_ROW, (Edit(_DIRECT, _DIRECT_CALL, 2 * _DIRECT_CALL),)),
+    Fault(
+        "like calls launch twice",
+        DECODE_ROW,
+        (Edit(_DIRECT, _DIRECT_CALL, 2 * _DIRECT_CALL),),
+        (("launches of a like call", "REGRESSED"),),
+    ),
+    Fault(
+        "an extra torch operation in like calls",
+        DECODE_ROW,
+        (Edit(_DECODE, _AGAIN, f"{_AGAIN}        out.mul_(1.0)\n"),),
+        (("launches of a like call", "REGRESSED"),),
+    ),
     Fault(
         "another grid",
         DECODE_ROW,
