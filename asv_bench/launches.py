@@ -255,7 +255,7 @@ def _launch(compiled: Any, grid: tuple[int, ...], values: dict[str, Any], **more
     return Launch(
         kind="triton",
         name=kernel.fn.__name__,
-        code=machine_code.code_hash(compiled.asm["cubin"], metadata.name, threads=threads, shared_bytes=int(metadata.shared)),
+        code=machine_code.code_hash(compiled.asm["ptx"], metadata.name, threads=threads, shared_bytes=int(metadata.shared)),
         grid=grid,
         threads=threads,
         shared_bytes=int(metadata.shared),

@@ -12,7 +12,9 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 
-_HASHED_SECTIONS = (".text", ".nv.constant", ".nv.global.init")
+_COMMENT = re.compile(r"//.*")
+_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{.*?^\s*\}", re.MULTILINE | re.DOTALL)
+_DEBUG_LINES = (".loc ", ".file ", "$L__tmp", "$L__func_")
 _NO_CONTENT = 8
 """Type of a section that takes no room in the file."""
 _INSTRUCTION_BYTES = 16
@@ -51,31 +53,27 @@ class Limits:
     shared_bytes: int
 
 
-def code_hash(cubin: bytes, name: str, *, threads: int, shared_bytes: int) -> str:
-    """Identity of what is executed: code and constants, not names, line numbers or paths.
+def code_hash(ptx: str, name: str, *, threads: int, shared_bytes: int) -> str:
+    """Identity of what is executed: the program that ptxas is given, not names, comments, line numbers or paths.
+
+    Not its cubin: ptxas 13.1 makes other code of the same PTX each time, of the same figures, where a kernel for sm_100 uses tcgen05.
 
     Args:
-        cubin: An ELF file of 64 bits.
-        name: Of the kernel, which names sections.
+        ptx: Of one kernel.
+        name: Of the kernel, which names its parameters.
         threads: A block's.
         shared_bytes: Dynamic shared memory of a block.
     Returns:
         32 hex digits.
     Raises:
-        ToolError: It is no such file, or has no code.
+        ToolError: It has no kernel of that name.
     """
-    parts = [f"threads={threads} shared={shared_bytes}".encode()]
-    found = False
-    for section in sections(cubin):
-        if section.name.startswith(_HASHED_SECTIONS):
-            is_code = section.name.startswith(".text")
-            found = found or is_code
-            # The upper byte of a code section's info is its number of registers.
-            registers = bytes([section.info >> 24]) if is_code else b""
-            parts.append(section.name.replace(name, "kernel").encode() + b"\0" + section.content + registers)
-    if not found:
-        raise ToolError(f"the cubin of {name} has no section .text: Triton's output has changed, mend asv_bench/machine_code.py")
-    return hashlib.sha256(b"\0\0".join([parts[0], *sorted(parts[1:])])).hexdigest()[:32]
+    if not re.search(rf"^\.visible \.entry {re.escape(name)}\(", ptx, re.MULTILINE):
+        raise ToolError(f"the PTX of {name} has no entry of that name: Triton's output has changed, mend asv_bench/machine_code.py")
+    program = _DEBUG_SECTION.sub("", _COMMENT.sub("", ptx))
+    lines = [" ".join(line.split()) for line in program.replace(name, "kernel").splitlines()]
+    told = [line for line in lines if line and not line.startswith(_DEBUG_LINES)]
+    return hashlib.sha256("\n".join([f"threads={threads} shared={shared_bytes}", *told]).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ for fault, planted in FAULTS.items():
             with (
                 standing_in(DEVICES["sm_90"]),
                 installed(driver),
-                mock.patch.object(machine_code, "code_hash", lambda cubin, name, **more: name),
-                mock.patch.object(CompiledKernel, "asm", {"cubin": b""}, create=True),
+                mock.patch.object(machine_code, "code_hash", lambda ptx, name, **more: name),
+                mock.patch.object(CompiledKernel, "asm", {"ptx": ""}, create=True),
                 planted(),
             ):
                 calls = [make(), make()]
