@@ -169,9 +169,9 @@ class KVCacheManager:
         In each the state is the host's: nothing waits for the device, and what is returned is a view of a table on it.
 
         Each `release` searches ahead for an allocation of as many rows as were last asked for (`rapid_llm.row_search`), which costs the
-        release a search. Only the first allocation after a release, of that size, finds its rows ready. One of another size, a second
-        one, and one that has to evict or to upload are searched for when they are asked, and cost several times as much; so does the
-        first after `evict` and `alloc_blocks`. The rows are the same either way.
+        release a short search. Only the first allocation after a release, of that size, finds its rows ready. One of another size, a
+        second one, and one that has to evict, to upload or to search long are searched for when they are asked, and cost several times
+        as much; so does the first after `evict` and `alloc_blocks`. The rows are the same either way.
 
         Where too few rows are free, the oldest cached rows are evicted first, as many as are lacking.
 

@@ -65,16 +65,17 @@ class RowSearch:
         runs.add(rows)
 
     def prepare(self, count: int) -> None:
-        """Makes `take(count)` ready, unless it would have to regroup or upload scattered rows: that is left to the call.
+        """Makes `take(count)` ready where a short search finds it; a long one, regrouping, and uploading are left to the call.
 
         Args:
             count: 1 or more.
         """
-        start = self._current().find(count)
+        runs, staged = self._current(), self._staged
+        start = runs.find_at_once(count)
         if start is not None:
             self._ready = self._run(start, count)
-        elif self._staged.num_left >= count and not self._staged.may_hide_a_run_of(count):
-            self._ready = Found(count, *self._staged.next(count), "fragmented")
+        elif staged.num_left >= count and not runs.may_hold(count) and not staged.may_hide_a_run_of(count):
+            self._ready = Found(count, *staged.next(count), "fragmented")
 
     def take(self, count: int, num_free: int) -> Found:
         """Takes rows; see `KVCacheManager.alloc_kvcache_index` for which.

@@ -149,8 +149,8 @@ MISTAKES = {
     "run not told": ("self._runs.take(untold.numbers.start, untold.num_rows)", "pass"),
     "scattered not told": ("self._staged.advance(untold.num_rows)", "pass"),
     "of another size": ("ready.num_rows == count and", "ready.num_rows >= count and"),
-    "hidden run": (" and not self._staged.may_hide_a_run_of(count):", ":"),
-    "too few left": ("self._staged.num_left >= count and", "self._staged.num_left and"),
+    "hidden run": (" and not staged.may_hide_a_run_of(count):", ":"),
+    "too few left": ("staged.num_left >= count and", "staged.num_left and"),
     "rows set aside before free_all or alloc_blocks": ("staged.drain()\n        # What", "# What"),
 }
 
@@ -207,7 +207,7 @@ def test_the_first_allocation_after_a_release_searches_nothing(path: str, monkey
     """Neither runs nor the table are asked; the next one asks them again, and gets other rows."""
     cache = _with_rows_ready(path)
     with monkeypatch.context() as patch:
-        for name in ("find", "take", "take_lowest", "add"):
+        for name in ("find", "find_at_once", "may_hold", "take", "take_lowest", "add"):
             patch.delattr(FreeRuns, name)
         for name in ("next", "advance", "fill", "drain"):
             patch.delattr(StagedRows, name)
@@ -298,3 +298,25 @@ def test_what_would_have_to_be_uploaded_is_not_made_ready(monkeypatch: pytest.Mo
     taken = cache.alloc_kvcache_index(4)
     assert taken is not None
     assert taken.tolist() == [0, 2, 10, 12]
+
+
+def test_a_run_that_a_short_search_misses_is_found_by_the_call() -> None:
+    """Of the runs of 2 and 3 rows the lowest is too short: scattered rows are not made ready in place of the other."""
+    cache = manager(64)
+    rows = cache.alloc_kvcache_index(64)
+    assert rows is not None
+    cache.release(rows[:32:2])
+    assert cache.alloc_kvcache_index(3) is not None
+    assert cache.last_alloc_path == "fragmented"
+    cache.release(rows_of(40, 41, 50, 51, 52))
+    assert cache._search is not None
+    assert cache._search._ready is None
+    taken = cache.alloc_kvcache_index(3)
+    assert taken is not None
+    assert taken.tolist() == [50, 51, 52]
+    # The long search of a call that finds none is not made again.
+    assert cache.alloc_kvcache_index(3) is not None
+    assert cache.last_alloc_path == "fragmented"
+    cache.release(rows_of(60))
+    assert cache._search._ready is not None
+    assert cache._search._ready.path == "fragmented"
