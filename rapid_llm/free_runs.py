@@ -62,8 +62,20 @@ class FreeRuns:
         """First row of a run of at least `count` free rows, None where there is none.
 
         The lowest run of each class above that of `count` and, where it is long enough, that of its own class compete, and the lowest
-        address wins. Where none of these is long enough, the lowest of its own class that is.
+        address wins. Where none of these is long enough, the lowest of its own class that is: found by a look at all of that class.
         """
+        best = self.find_at_once(count)
+        if best is None and self.may_hold(count):
+            own = count.bit_length() - 1
+            lengths = {start: self._length.item(start) for start in self._by_class[own]}
+            fitting = [start for start, length in lengths.items() if length >= count and length.bit_length() - 1 == own]
+            best = min(fitting, default=None)
+            if best is None:
+                self._longest[own] = count - 1
+        return best
+
+    def find_at_once(self, count: int) -> int | None:
+        """What `find` gives by a look at the lowest run of each class; None where that is not enough to find a run."""
         own = count.bit_length() - 1
         best: int | None = None
         classes = self._present >> own << own
@@ -75,13 +87,12 @@ class FreeRuns:
                 continue
             if number > own or self._length.item(start) >= count:
                 best = start
-        if best is None and own < len(self._longest) and self._longest[own] >= count:
-            lengths = {start: self._length.item(start) for start in self._by_class[own]}
-            fitting = [start for start, length in lengths.items() if length >= count and length.bit_length() - 1 == own]
-            best = min(fitting, default=None)
-            if best is None:
-                self._longest[own] = count - 1
         return best
+
+    def may_hold(self, count: int) -> bool:
+        """Whether `find` may give a run where `find_at_once` gives none."""
+        own = count.bit_length() - 1
+        return own < len(self._longest) and self._longest[own] >= count
 
     def take(self, start: int, count: int) -> None:
         """Takes `count` rows from the front of the run that starts at `start`."""

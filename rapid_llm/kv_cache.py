@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rapid_llm.errors import DTypeError, RapidLLMError, ShapeError
-from rapid_llm.free_runs import FreeRuns, Rows
+from rapid_llm.free_runs import Rows
 from rapid_llm.row_checks import check_count, flat_rows, raise_for
+from rapid_llm.row_search import AllocPath, RowSearch
 from rapid_llm.staged_rows import StagedRows, uploaded
 
 __all__ = ["AllocPath", "KVCacheManager"]
-
-AllocPath = Literal["bump", "run_search", "fragmented"]
-"""How an allocation found its rows, see `KVCacheManager.alloc_kvcache_index`."""
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.uint8)
 _NEVER = np.iinfo(np.int64).max
@@ -86,9 +82,10 @@ class KVCacheManager:
         self._refs = np.zeros(self._num_rows, np.int32)
         # 0 where a row is not cached; otherwise the number of its release: the smallest is the oldest.
         self._released_at = np.zeros(self._num_rows, np.int64)
-        # None while the cursor holds.
-        self._runs: FreeRuns | None = None
         self._staged = StagedRows(self._all_rows.device)
+        # None while the cursor holds, and where the search has to begin anew.
+        self._search: RowSearch | None = None
+        self._last_count = 0
 
     @property
     def num_rows(self) -> int:
@@ -171,6 +168,11 @@ class KVCacheManager:
 
         In each the state is the host's: nothing waits for the device, and what is returned is a view of a table on it.
 
+        Each `release` searches ahead for an allocation of as many rows as were last asked for (`rapid_llm.row_search`), which costs the
+        release a short search. Only the first allocation after a release, of that size, finds its rows ready. One of another size, a
+        second one, and one that has to evict, to upload or to search long are searched for when they are asked, and cost several times
+        as much; so does the first after `evict` and `alloc_blocks`. The rows are the same either way.
+
         Where too few rows are free, the oldest cached rows are evicted first, as many as are lacking.
 
         Args:
@@ -191,28 +193,14 @@ class KVCacheManager:
             return None
         if num_tokens > self._num_free:
             self.evict(num_tokens - self._num_free)
+        self._last_count = num_tokens
         if self._cursor is not None and self._cursor + num_tokens <= self._num_rows:
             return self._bump(self._cursor, num_tokens)
-        runs = self._searchable()
-        start = runs.find(num_tokens)
-        if start is None and self._staged.may_hide_a_run_of(num_tokens):
-            self._unstage(runs)
-            start = runs.find(num_tokens)
-        if start is not None:
-            runs.take(start, num_tokens)
-            self._refs[start : start + num_tokens] = 1
-            rows = self._all_rows.narrow(0, start, num_tokens)
-            self._last_alloc_path = "run_search"
-        else:
-            if self._staged.num_left < num_tokens:
-                self._staged.check_upload()
-                self._unstage(runs)
-                self._staged.fill(runs.take_lowest(min(self._num_free, self._staged.wanted(num_tokens))))
-            numbers, rows = self._staged.take(num_tokens)
-            self._refs[numbers] = 1
-            self._last_alloc_path = "fragmented"
+        found = self._searchable().take(num_tokens, self._num_free)
+        self._refs[found.numbers] = 1
         self._num_free -= num_tokens
-        return rows
+        self._last_alloc_path = found.path
+        return found.rows
 
     def alloc_blocks(self, num_blocks: int) -> torch.Tensor | None:
         """Takes whole blocks of `block_size` neighbouring rows, aligned to it; each row then has one reference.
@@ -255,7 +243,8 @@ class KVCacheManager:
         self._refs[numbers] = 1
         self._num_cached -= num_evicted
         self._num_free += num_evicted - numbers.size
-        self._forget_runs()
+        self._cursor = None
+        self._search = None
         self._last_alloc_path = "run_search"
         return rows
 
@@ -310,6 +299,8 @@ class KVCacheManager:
             self._num_cached += int(done.sum())
         else:
             self._freed(distinct[done])
+        if self._search is not None and self._last_count:
+            self._search.prepare(self._last_count)
 
     def evict(self, num_rows: int) -> int:
         """Frees cached rows, the oldest release first; a referenced row is never taken.
@@ -340,8 +331,7 @@ class KVCacheManager:
         """Frees every row, referenced or cached, and restores the bump cursor."""
         self._refs[:] = 0
         self._released_at[:] = 0
-        self._staged.drain()
-        self._runs = None
+        self._search = None
         self._num_free = self._num_rows
         self._num_cached = 0
         self._cursor = 0
@@ -352,36 +342,24 @@ class KVCacheManager:
         self._num_free -= count
         self._refs[first : first + count] = 1
         self._last_alloc_path = "bump"
-        return self._all_rows.narrow(0, first, count)
+        return self._all_rows[first : first + count]
 
     def _freed(self, rows: Rows) -> None:
         """Rows, ascending, that have become free."""
         if rows.size == 0:
             return
         self._num_free += rows.size
-        if self._runs is None:
-            self._forget_runs()
+        if self._search is None:
             self._searchable()
         else:
-            self._staged.note_freed(rows)
-            self._runs.add(rows)
+            self._search.add(rows)
 
-    def _searchable(self) -> FreeRuns:
-        """The free runs; from here on the cursor does not hold."""
-        if self._runs is None:
+    def _searchable(self) -> RowSearch:
+        """The search of the free rows; from here on the cursor does not hold."""
+        if self._search is None:
             self._cursor = None
-            self._runs = FreeRuns((self._refs == 0) & (self._released_at == 0))
-        return self._runs
-
-    def _forget_runs(self) -> None:
-        self._cursor = None
-        self._runs = None
-        self._staged.drain()
-
-    def _unstage(self, runs: FreeRuns) -> None:
-        rows = self._staged.drain()
-        if rows.size:
-            runs.add(rows)
+            self._search = RowSearch(self._all_rows, self._staged, (self._refs == 0) & (self._released_at == 0))
+        return self._search
 
     def _numbers(self, call: str, rows: torch.Tensor) -> tuple[torch.Tensor, Rows]:
         """`rows` flat on the host, as a tensor and as numbers; waits for the device."""

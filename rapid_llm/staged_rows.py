@@ -26,7 +26,7 @@ class StagedRows:
         self._next = 0
         self._longest = 0
         self._grown = False
-        self._stream: torch.cuda.Stream | None = None
+        self._raw_stream = 0
         self._uploaded: torch.cuda.Event | None = None
         if device.type == "cuda":
             # Pinning memory for the first time stops the device: done here, it is in torch's cache for the uploads.
@@ -60,21 +60,34 @@ class StagedRows:
         self._longest = int(np.diff(ends, prepend=-1).max())
         self._on_device = uploaded(rows, self._device)
         if self._device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self._device)
-            self._uploaded = self._stream.record_event()
+            self._raw_stream = _raw_stream(self._device)
+            self._uploaded = torch.cuda.current_stream(self._device).record_event()
 
-    def take(self, count: int) -> tuple[Rows, torch.Tensor]:
-        """The next `count` rows, as numbers and on the device: a view, ordered behind its upload on the current stream."""
+    def ordered_here(self) -> bool:
+        """Whether work of the current stream follows the upload as it is."""
+        return self._uploaded is None or _raw_stream(self._device) == self._raw_stream
+
+    def order_here(self) -> None:
+        """Orders the current stream behind the upload.
+
+        Raises:
+            RapidLLMError: It is another stream, on which a graph is being captured.
+        """
+        if self._uploaded is None or self.ordered_here():
+            return
+        self.check_upload()
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._uploaded)
+        self._on_device.record_stream(stream)
+
+    def next(self, count: int) -> tuple[Rows, torch.Tensor]:
+        """The next `count` rows, as numbers and on the device: a view. They stay set aside until `advance`."""
         first = self._next
-        rows = self._on_device.narrow(0, first, count)
-        if self._uploaded is not None:
-            stream = torch.cuda.current_stream(self._device)
-            if stream != self._stream:
-                self.check_upload()
-                stream.wait_event(self._uploaded)
-                self._on_device.record_stream(stream)
-        self._next = first + count
-        return self._rows[first : first + count], rows
+        return self._rows[first : first + count], self._on_device[first : first + count]
+
+    def advance(self, count: int) -> None:
+        """The next `count` rows have been handed out."""
+        self._next += count
 
     def note_freed(self, rows: Rows) -> None:
         """Rows, ascending, have become free: beside one that is set aside they may make a longer run."""
@@ -101,6 +114,11 @@ def uploaded(numbers: Rows, device: torch.device) -> torch.Tensor:
     _check_no_capture(device)
     host = torch.from_numpy(numbers.astype(np.int32))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def _raw_stream(device: torch.device) -> int:
+    """The handle of the current stream of a CUDA device; Stream objects take some microseconds to make and to compare."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def _check_no_capture(device: torch.device) -> None:

@@ -20,7 +20,10 @@ TOP_LEVEL = {"asv_bench", "baselines", "ci", "rapid_llm", "tests", "asv.conf.jso
 MAY_IMPORT = {
     "rapid_llm.modules": {"rapid_llm.modules", "rapid_llm.kv_cache", "rapid_llm.kernels.ops", "rapid_llm.errors"},
     "rapid_llm.device_state_cache": {"rapid_llm.kv_cache", "rapid_llm.row_checks"},
-    "rapid_llm.kv_cache": {"rapid_llm.free_runs", "rapid_llm.row_checks", "rapid_llm.staged_rows", "rapid_llm.errors"},
+    "rapid_llm.kv_cache": {
+        "rapid_llm.free_runs", "rapid_llm.row_checks", "rapid_llm.row_search", "rapid_llm.staged_rows", "rapid_llm.errors",
+    },
+    "rapid_llm.row_search": {"rapid_llm.free_runs", "rapid_llm.staged_rows"},
     "rapid_llm.staged_rows": {"rapid_llm.free_runs", "rapid_llm.errors"},
     "rapid_llm.row_checks": {"rapid_llm.errors"},
     "rapid_llm.free_runs": set(),

@@ -42,7 +42,9 @@ def test_agrees_with_a_search_row_by_row(start: list[bool], steps: list[tuple[st
                 for row in rows:
                     free[row] = True
         elif what == "take":
+            at_once, may_hold = runs.find_at_once(count), runs.may_hold(count)
             found = runs.find(count)
+            assert found == at_once or (at_once is None and may_hold)
             lengths = _runs(free)
             fitting = [row for row, length in lengths.items() if length >= count]
             assert (found is None) == (fitting == [])

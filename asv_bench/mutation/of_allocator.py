@@ -6,6 +6,7 @@ from asv_bench.mutation.fault import ALLOCATOR, DEVICE_ALLOCATOR, EVERYWHERE, GP
 
 _CACHE = "rapid_llm/kv_cache.py"
 _DEVICE_CACHE = "rapid_llm/device_state_cache.py"
+_SEARCH = "rapid_llm/row_search.py"
 _STAGED = "rapid_llm/staged_rows.py"
 _SUITE = "asv_bench/bench_kv_write.py"
 _ALL = ("bump", "run_search", "fragmented")
@@ -149,7 +150,7 @@ FAULTS = (
         "first-run-too-early",
         "The search takes a run that starts a row before the free one.",
         {ALLOCATOR: ("run_search",)},
-        (Edit(_CACHE, "self._all_rows.narrow(0, start, num_tokens)", "self._all_rows.narrow(0, start - (num_tokens == 64), num_tokens)"),),
+        (Edit(_SEARCH, "self._all_rows[start : start + count]", "self._all_rows[start - (count == 64) :][:count]"),),
         reason="1 rows were in use already",
     ),
     _reset(
@@ -198,14 +199,14 @@ FAULTS = (
         "scattered-rows-not-taken",
         "Scattered rows that are handed out stay free.",
         {ALLOCATOR: ("fragmented",)},
-        (Edit(_CACHE, "= self._staged.take(num_tokens)\n            self._refs[numbers] = 1", "= self._staged.take(num_tokens)"),),
+        (Edit(_CACHE, "self._refs[found.numbers] = 1", 'self._refs[found.numbers] = found.path == "run_search"'),),
         reason="that should not be",
     ),
     Fault(
         "run-not-cut",
         "A run is handed out and stays the free run that it was, so that the next call gets it again.",
         {ALLOCATOR: ("run_search",)},
-        (Edit(_CACHE, "            self._refs[start : start + num_tokens] = 1\n            rows", "            rows"),),
+        (Edit(_CACHE, "self._refs[found.numbers] = 1", 'self._refs[found.numbers] = found.path == "fragmented"'),),
         reason="that should not be",
     ),
     *_device_faults(),

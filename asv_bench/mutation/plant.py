@@ -31,6 +31,7 @@ _LIBRARY = (
     "rapid_llm.kernels.paged_decode",
     "rapid_llm.free_runs",
     "rapid_llm.staged_rows",
+    "rapid_llm.row_search",
     "rapid_llm.kv_cache",
     "rapid_llm.device_state_cache",
 )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rapid_llm import staged_rows
 from rapid_llm.device_state_cache import DeviceStateKVCacheManager
 from rapid_llm.errors import RapidLLMError
 from rapid_llm.kv_cache import KVCacheManager
@@ -42,6 +43,21 @@ def test_a_run_that_grows_beside_rows_set_aside_is_found() -> None:
     assert cache.last_alloc_path == "run_search"
 
 
+def _with_rows_ready(path: str) -> KVCacheManager:
+    """A manager whose release has made the next allocation of 64 rows ready."""
+    cache = manager(1 << 14)
+    rows = cache.alloc_kvcache_index(1 << 14)
+    assert rows is not None
+    cache.release(rows[100:400] if path == "run_search" else rows[::2])
+    taken = cache.alloc_kvcache_index(64)
+    assert taken is not None
+    cache.release(taken)
+    assert cache._search is not None
+    assert cache._search._ready is not None
+    assert cache._search._ready.path == path
+    return cache
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @pytest.mark.parametrize("state", ["bump", "run_search", "fragmented"])
@@ -66,6 +82,80 @@ def test_no_allocation_waits_for_the_device(state: str, kind: type[KVCacheManage
     assert first is not None
     assert second is not None
     assert len(set(first.tolist()) | set(second.tolist())) == 128
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+@pytest.mark.parametrize("path", ["run_search", "fragmented"])
+def test_no_allocation_of_rows_that_a_release_made_ready_waits(path: str, kind: type[KVCacheManager]) -> None:
+    if kind is DeviceStateKVCacheManager:
+        pytest.skip("it makes nothing ready")
+    cache = _with_rows_ready(path)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows = cache.alloc_kvcache_index(64)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert cache.last_alloc_path == path
+    assert rows is not None
+    assert cache.ref_counts()[rows.long()].tolist() == [1] * 64
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("path", ["run_search", "fragmented"])
+def test_rows_that_are_ready_on_another_stream_and_in_a_capture(
+    path: str, captured: bool, kind: type[KVCacheManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scattered ones wait for the upload, which a capture cannot: it is refused and takes none; a run is handed out everywhere."""
+    if kind is DeviceStateKVCacheManager:
+        pytest.skip("it makes nothing ready")
+    cache, expected = _with_rows_ready(path), _with_rows_ready(path)
+    before = cache.num_free_rows
+    waited: list[torch.cuda.Event] = []
+    right = torch.cuda.Stream.wait_event
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda stream, event: (waited.append(event), right(stream, event))[1])
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    out = torch.zeros(64, dtype=torch.int32, device=DEVICE)
+    torch.cuda.synchronize()
+    rows = None
+    with torch.cuda.graph(graph, stream=other) if captured else torch.cuda.stream(other):
+        waited.clear()
+        if captured and path == "fragmented":
+            out.add_(1)
+            with pytest.raises(RapidLLMError, match="outside of a CUDA graph's capture"):
+                cache.alloc_kvcache_index(64)
+            assert cache.num_free_rows == before
+        else:
+            rows = cache.alloc_kvcache_index(64)
+            assert rows is not None
+            out.copy_(rows)
+        num_waits = len(waited)
+    if captured:
+        graph.replay()
+    torch.cuda.synchronize()
+    assert num_waits == (path == "fragmented" and not captured)
+    if rows is None:
+        rows = cache.alloc_kvcache_index(64)
+        assert rows is not None
+        out.copy_(rows)
+    same = expected.alloc_kvcache_index(64)
+    assert same is not None
+    assert rows.tolist() == out.tolist() == same.tolist()
+    assert cache.last_alloc_path == path
+
+
+@pytest.mark.gpu
+def test_the_handle_is_that_of_the_current_stream(kind: type[KVCacheManager]) -> None:
+    if kind is DeviceStateKVCacheManager:
+        pytest.skip("it sets no rows aside")
+    device = torch.device("cuda", torch.cuda.current_device())
+    other = torch.cuda.Stream()
+    assert staged_rows._raw_stream(device) == torch.cuda.current_stream(device).cuda_stream
+    with torch.cuda.stream(other):
+        assert staged_rows._raw_stream(device) == other.cuda_stream
+    assert other.cuda_stream != torch.cuda.current_stream(device).cuda_stream
 
 
 @pytest.mark.gpu
