@@ -31,9 +31,9 @@ _ALLOCATOR_IMPL = {"cuda": "KVCacheManager.alloc_kvcache_index", "cpu": "KVCache
 _DEVICE_ALLOCATOR_IMPL = dict.fromkeys(("cuda", "cpu"), "DeviceStateKVCacheManager.alloc_kvcache_index")
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
 _MOST_SETS = 512
-_ALLOCATOR_ROWS = 1 << 17
-_ALLOCATOR_TOKENS = 64
-_ALLOCATOR_FREE = {"bump": _ALLOCATOR_ROWS // 2, "run_search": 4 * _ALLOCATOR_TOKENS, "fragmented": _ALLOCATOR_ROWS // 2}
+ALLOCATOR_ROWS = 1 << 17
+ALLOCATOR_TOKENS = 64
+ALLOCATOR_FREE = {"bump": ALLOCATOR_ROWS // 2, "run_search": 4 * ALLOCATOR_TOKENS, "fragmented": ALLOCATOR_ROWS // 2}
 """Free rows of each state."""
 
 
@@ -208,7 +208,7 @@ class KVWriteDecode(suite.Suite):
 
 def _state(state: str, *devices: str, note: str = "") -> Case:
     return Case(
-        label=f"alloc n={_ALLOCATOR_TOKENS} of {_ALLOCATOR_ROWS} rows{note}, state={state}",
+        label=f"alloc n={ALLOCATOR_TOKENS} of {ALLOCATOR_ROWS} rows{note}, state={state}",
         bottleneck="host",
         devices=devices,
         phase="decode",
@@ -216,11 +216,18 @@ def _state(state: str, *devices: str, note: str = "") -> Case:
     )
 
 
-def _build_allocation(case: Case, device: torch.device, kind: Any) -> Prepared:
-    """One allocation by a manager of class `kind`, in the state that the case names."""
+def build_allocation(case: Case, device: torch.device, kind: Any, *, before: Callable[[Any], object] = lambda manager: None) -> Prepared:
+    """One allocation by a manager of class `kind`, in the state that the case names.
+
+    Args:
+        case: Of `Allocator`, or one like them.
+        device: Where the manager hands rows out.
+        kind: Its class.
+        before: Is given the manager at the end of each reset, untimed, and leaves the state as it is.
+    """
     state: str = case.args["state"]
-    manager = kind(_ALLOCATOR_ROWS, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device=device, allocate_kv=False)
-    all_rows = torch.arange(_ALLOCATOR_ROWS, dtype=torch.int32, device=device)
+    manager = kind(ALLOCATOR_ROWS, num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16, device=device, allocate_kv=False)
+    all_rows = torch.arange(ALLOCATOR_ROWS, dtype=torch.int32, device=device)
     taken: list[torch.Tensor] = []
 
     def reach() -> None:
@@ -228,11 +235,11 @@ def _build_allocation(case: Case, device: torch.device, kind: Any) -> Prepared:
         taken.clear()
         manager.free_all()
         if state == "bump":
-            manager.alloc_kvcache_index(_ALLOCATOR_ROWS - _ALLOCATOR_FREE[state])
+            manager.alloc_kvcache_index(ALLOCATOR_ROWS - ALLOCATOR_FREE[state])
             return
-        everything = manager.alloc_kvcache_index(_ALLOCATOR_ROWS)
+        everything = manager.alloc_kvcache_index(ALLOCATOR_ROWS)
         if state == "run_search":
-            manager.release(everything[_ALLOCATOR_ROWS // 2 :][: _ALLOCATOR_FREE[state]])
+            manager.release(everything[ALLOCATOR_ROWS // 2 :][: ALLOCATOR_FREE[state]])
         else:
             manager.release(everything[::2])
 
@@ -242,16 +249,17 @@ def _build_allocation(case: Case, device: torch.device, kind: Any) -> Prepared:
             reach()
         else:
             manager.release(taken.pop())
+        before(manager)
 
     def call() -> None:
-        taken.append(manager.alloc_kvcache_index(_ALLOCATOR_TOKENS))
+        taken.append(manager.alloc_kvcache_index(ALLOCATOR_TOKENS))
 
     def check() -> float:
         reset()
         free = manager.is_free(all_rows)
-        verify.check_state(free, state=state, num_free=_ALLOCATOR_FREE[state], count=_ALLOCATOR_TOKENS)
+        verify.check_state(free, state=state, num_free=ALLOCATOR_FREE[state], count=ALLOCATOR_TOKENS)
         call()
-        verify.check_allocation(taken[-1], free, manager.is_free(all_rows), count=_ALLOCATOR_TOKENS, state=state)
+        verify.check_allocation(taken[-1], free, manager.is_free(all_rows), count=ALLOCATOR_TOKENS, state=state)
         if manager.last_alloc_path != state:
             raise verify.VerificationError(f"allocator: the row says {state} and the call took the {manager.last_alloc_path} path")
         return 0.0
@@ -271,10 +279,10 @@ class Allocator(suite.Suite):
 
     op = "alloc_kvcache_index"
     impl = _ALLOCATOR_IMPL
-    cases = tuple(_state(state, "cuda", "cpu") for state in _ALLOCATOR_FREE)
+    cases = tuple(_state(state, "cuda", "cpu") for state in ALLOCATOR_FREE)
 
     def build(self, case: Case, device: torch.device) -> Prepared:
-        return _build_allocation(case, device, kv_cache.KVCacheManager)
+        return build_allocation(case, device, kv_cache.KVCacheManager)
 
     @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:
@@ -289,14 +297,14 @@ class DeviceStateAllocator(suite.Suite):
 
     op = "alloc_kvcache_index"
     impl = _DEVICE_ALLOCATOR_IMPL
-    cases = tuple(_state(state, "cuda", note=", state on the device") for state in _ALLOCATOR_FREE)
+    cases = tuple(_state(state, "cuda", note=", state on the device") for state in ALLOCATOR_FREE)
 
     def build(self, case: Case, device: torch.device) -> Prepared:
         try:
             kind = device_state_cache.DeviceStateKVCacheManager
         except ModuleNotFoundError as error:
             raise NotImplementedError("this commit has one allocator only") from error
-        return _build_allocation(case, device, kind)
+        return build_allocation(case, device, kind)
 
     @suite.throughput("calls/s")
     def track_calls(self, outcomes: Outcomes, case: str) -> float:

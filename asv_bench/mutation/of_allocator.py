@@ -176,7 +176,7 @@ FAULTS = (
     _reset(
         "state-not-reached",
         "All rows are released, where the state needs scattered ones or a short run.",
-        ("manager.release(everything[_ALLOCATOR_ROWS // 2 :][: _ALLOCATOR_FREE[state]])", "manager.release(everything)"),
+        ("manager.release(everything[ALLOCATOR_ROWS // 2 :][: ALLOCATOR_FREE[state]])", "manager.release(everything)"),
         ("manager.release(everything[::2])", "manager.release(everything)"),
         states=_SEARCHED,
     ),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from asv_bench import bench_controls, bench_kv_write, bench_paged_decode, suite, worker
+from asv_bench import bench_allocator, bench_controls, bench_kv_write, bench_paged_decode, suite, worker
 from asv_bench.suite import Case, Prepared, RowError, Suite, SuiteRow, all_rows, rows_of, suites_in
 from asv_bench.verify import VerificationError
 from asv_bench.worker import Bench
@@ -22,7 +22,7 @@ from rapid_llm.kernels.ops import registry
 from rapid_llm.kernels.ops.spec import KernelSpec, load_target
 
 CPU = torch.device("cpu")
-MODULES = (bench_controls, bench_kv_write, bench_paged_decode)
+MODULES = (bench_allocator, bench_controls, bench_kv_write, bench_paged_decode)
 
 
 @pytest.fixture(autouse=True)
