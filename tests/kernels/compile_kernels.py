@@ -48,7 +48,7 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     report = {}
     decodes = [("fp16", False, 128), ("bf16", False, 256), ("fp16", True, 128), ("bf16", True, 96)]
     for variant, (q_dtype, e4m3, head_dim) in [*itertools.product(VARIANTS[:1], decodes), *itertools.product(VARIANTS[1:], decodes[:3:2])]:
-        config = choose_config(4, head_dim, e4m3=e4m3, variant=variant)
+        config = choose_config(4, head_dim, one_byte=e4m3, variant=variant)
         constants = {
             "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
             "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 4, "BLOCK_S": 16,

@@ -139,7 +139,7 @@ def every_variant(bench: Bench) -> list[str]:
     half, brain, e4m3 = torch.float16, torch.bfloat16, torch.uint8
     for variant in VARIANTS:
         for q_dtype, kv_dtype in ((half, half), (brain, brain), (half, e4m3), (brain, e4m3)):
-            config = choose_config(GROUP, HEAD_DIM, e4m3=kv_dtype == e4m3, variant=variant)
+            config = choose_config(GROUP, HEAD_DIM, one_byte=kv_dtype == e4m3, variant=variant)
             kinds = {"q_dtype": q_dtype, "kv_dtype": kv_dtype}
             calls = {
                 f"{variant} {q_dtype} {kv_dtype} {size} {seq_len} {scales}": decode(
@@ -186,13 +186,13 @@ def every_alignment_and_stride(bench: Bench) -> list[str]:
     told = {bench.made(call)[0].kernel for call in calls.values()}
     if len(told) < 20:
         problems.append(f"{len(told)} kernels for all of these: the classes are not told apart")
-    with overridden(NAME, choose_config(GROUP, HEAD_DIM, e4m3=False, variant="stream")):
+    with overridden(NAME, choose_config(GROUP, HEAD_DIM, one_byte=False, variant="stream")):
         return problems + bench.differences({name: call for name, call in calls.items() if "e4m3" not in name})
 
 
 def what_decides(bench: Bench) -> list[str]:
     """As `seen`, of a decode call."""
-    return seen(bench, decode(seq_len=32), NAME, choose_config(GROUP, HEAD_DIM, e4m3=False, variant="stream"), attention)
+    return seen(bench, decode(seq_len=32), NAME, choose_config(GROUP, HEAD_DIM, one_byte=False, variant="stream"), attention)
 
 
 def seen(bench: Bench, call: Call, name: str, config: Any, op: Any) -> list[str]:

@@ -20,7 +20,7 @@ POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3)]
 
 def small(variant: str, group: int, head_dim: int, *, e4m3: bool = False, **more: Any) -> DecodeConfig:
     """Tiles of 16 tokens, so that short sequences have several."""
-    return replace(choose_config(group, head_dim, e4m3=e4m3, variant=variant), block_n=16, **more)
+    return replace(choose_config(group, head_dim, one_byte=e4m3, variant=variant), block_n=16, **more)
 
 
 def attend(cache: Any, config: DecodeConfig, **arguments: Any) -> torch.Tensor:

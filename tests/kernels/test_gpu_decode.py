@@ -42,7 +42,7 @@ class Step:
 def test_every_variant_eager_and_replayed(dtype: torch.dtype, scales: dict[str, float], variant: str) -> None:
     """Captured once, replayed with other lengths and rows: many times, since a lost part depends on who arrives last."""
     step = Step(dtype, scales, [4096, 1, 0, 777, 64, 2049])
-    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=bool(scales), variant=variant)):
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, one_byte=bool(scales), variant=variant)):
         for _ in range(20):
             step.out.fill_(torch.nan)
             step.run()
@@ -65,7 +65,7 @@ def test_graphs_and_eager_calls_at_the_same_time(variant: str) -> None:
     steps = [Step(torch.float16, {}, [4096, 3000, 5, 1500]) for _ in range(4)]
     streams = [torch.cuda.Stream() for _ in steps]
     graphs = []
-    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=False, variant=variant)):
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, one_byte=False, variant=variant)):
         steps[0].run()
         torch.cuda.synchronize()
         for step in steps[:2]:
@@ -106,7 +106,7 @@ def test_like_calls_are_launched_directly_eager_and_captured(
 ) -> None:
     """Two pools and other lengths are one form: Triton is asked once, and every result is that of the call's own tensors."""
     steps = [Step(dtype, scales, lengths) for lengths in ([4096, 1, 0, 777], [64, 4095, 2049, 3])]
-    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=bool(scales), variant=variant)):
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, one_byte=bool(scales), variant=variant)):
         for step in steps * 3:
             step.out.fill_(torch.nan)
             step.run()

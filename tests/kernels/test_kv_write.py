@@ -94,7 +94,9 @@ def test_many_tokens(backend: str, device: str, monkeypatch: pytest.MonkeyPatch,
 
 def test_the_rule_has_other_warps_where_others_were_faster() -> None:
     """As measured on an H200: eight heads of 128."""
-    rules = {n: (choose_write_config(n, 1024, e4m3=False), choose_write_config(n, 1024, e4m3=True)) for n in (1, 256, 257, 8192, 8193)}
+    rules = {
+        n: (choose_write_config(n, 1024, one_byte=False), choose_write_config(n, 1024, one_byte=True)) for n in (1, 256, 257, 8192, 8193)
+    }
     assert {n: [config.num_warps for config in found] for n, found in rules.items()} == {
         1: [4, 4], 256: [4, 4], 257: [2, 4], 8192: [2, 4], 8193: [8, 4]
     }  # fmt: skip
