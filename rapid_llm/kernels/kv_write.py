@@ -135,7 +135,7 @@ def kv_write_int8_kernel(
     TOGETHER: tl.constexpr,
     RUN: tl.constexpr,
 ):
-    """One program as of `kv_write_kernel`, with the scales of the heads (fp32 [num_kv_heads]) on the device; RUN as of `scales_of_elements`.
+    """One program as of `kv_write_kernel`, with the heads' scales (fp32 [num_kv_heads]) on the device; RUN as of `scales_of_elements`.
 
     A kernel of its own since two more pointers would change the launch of every other cache.
     """
