@@ -9,11 +9,12 @@ from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels.configs import VARIANTS, choose_config
 from rapid_llm.kernels.ops import paged_decode_attention
 from rapid_llm.kernels.ops.tuned import overridden
+from tests.kernels.head_scales import scales_on_device
 from tests.kernels.host_cost import MOST_OF_A_BARE_LAUNCH, host_ratio
 
 pytestmark = pytest.mark.gpu
 
-POOLS = [(torch.float16, {}), (torch.uint8, {"k_scale": 0.02, "v_scale": 0.01})]
+POOLS = [(torch.float16, {}), (torch.uint8, {"k_scale": 0.02, "v_scale": 0.01}), (torch.int8, {"k_scale": 0.02, "v_scale": 0.01})]
 HEADS, GROUP, HEAD_DIM, ROWS = 8, 4, 128, 1 << 15
 
 
@@ -22,8 +23,11 @@ class Step:
 
     def __init__(self, dtype: torch.dtype, scales: dict[str, float], lengths: list[int]) -> None:
         values = torch.randn(ROWS, 2 * HEADS, HEAD_DIM, device="cuda")
-        pool = values.half() if dtype == torch.float16 else (values * 30).to(torch.float8_e4m3fn).view(torch.uint8)
-        self.k_rows, self.v_rows, self.scales = pool[:, :HEADS], pool[:, HEADS:], scales
+        if dtype == torch.uint8:
+            pool = (values * 30).to(torch.float8_e4m3fn).view(torch.uint8)
+        else:
+            pool = values.half() if dtype == torch.float16 else (values * 30).clamp(-128, 127).to(dtype)
+        self.k_rows, self.v_rows, self.scales = pool[:, :HEADS], pool[:, HEADS:], scales_on_device(dtype, scales, HEADS)
         self.q = torch.randn(len(lengths), GROUP * HEADS, HEAD_DIM, device="cuda").half()
         self.table = torch.randint(0, ROWS, (len(lengths), 4096), device="cuda").int()
         self.lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")

@@ -31,7 +31,9 @@ def test_every_pool_dtype_and_head_dim(make_cache: Any, backend: str, dtype: Any
     assert torch.equal(out[1], torch.zeros_like(out[1]))
 
 
-@pytest.mark.parametrize(("head_dim", "kv_dtype"), [(256, FP16), (256, E4M3), (80, E4M3), (16, E4M3), (17, FP16), (256, INT8), (80, INT8), (16, INT8)])
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"), [(256, FP16), (256, E4M3), (80, E4M3), (16, E4M3), (17, FP16), (256, INT8), (80, INT8), (16, INT8)]
+)
 def test_unusual_head_dims(make_cache: Any, backend: str, head_dim: int, kv_dtype: torch.dtype) -> None:
     _checked(make_cache([33, 5], 2, 1, head_dim, kv_dtype=kv_dtype), backend)
 

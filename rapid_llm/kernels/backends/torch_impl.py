@@ -67,7 +67,7 @@ def _decode_slice(
 
 def _of_heads(scale: float | torch.Tensor, heads: int) -> float | torch.Tensor:
     """A factor on [..., num_kv_heads * heads, head_dim] of the scales of K/V heads; a float as it is."""
-    return scale.repeat_interleave(heads)[:, None] if isinstance(scale, torch.Tensor) else scale
+    return scale[:, None].expand(-1, heads).reshape(-1, 1) if isinstance(scale, torch.Tensor) else scale
 
 
 def _widened(values: torch.Tensor) -> torch.Tensor:
