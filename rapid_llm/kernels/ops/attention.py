@@ -75,8 +75,10 @@ def paged_decode_attention(
         request = decode_request(q, k_rows, v_rows, row_table, seq_lens, block_size)
         if out is not None:
             checks.check_out(DECODE_OP, out, q.shape, q.dtype, q.device)
-    # What a key cannot hold is looked at in every call: the values of the scales.
-    k_factor, v_factor = checks.check_scales(DECODE_OP, k_scale, v_scale, k_rows)
+    # What a key cannot hold is looked at in every call: the values of the scales, and the form of those on the device.
+    int8 = k_rows.dtype == torch.int8
+    k_factor = 1.0 if k_scale is None and not int8 else checks.check_cache_scale(DECODE_OP, "k_scale", k_scale, k_rows)
+    v_factor = 1.0 if v_scale is None and not int8 else checks.check_cache_scale(DECODE_OP, "v_scale", v_scale, k_rows)
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else checks.check_softmax_scale(DECODE_OP, softmax_scale)
     if accepted is None:
         selection = dispatch(request, backend=backend)

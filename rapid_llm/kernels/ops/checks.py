@@ -13,6 +13,7 @@ __all__ = [
     "DTYPE_NAMES",
     "check_block_size",
     "check_cache",
+    "check_cache_scale",
     "check_devices",
     "check_dims",
     "check_dtype",
@@ -20,7 +21,6 @@ __all__ = [
     "check_innermost",
     "check_out",
     "check_scale",
-    "check_scales",
     "check_softmax_scale",
     "device_capability",
 ]
@@ -150,23 +150,18 @@ def check_scale(call: str, name: str, scale: object, *, quantised: bool = True) 
     return float(scale)
 
 
-def check_scales(
-    call: str, k_scale: float | torch.Tensor | None, v_scale: float | torch.Tensor | None, rows: torch.Tensor
-) -> tuple[float, float] | tuple[torch.Tensor, torch.Tensor]:
-    """The scales of K and V of a cache as its kernels take them: tensors where it is int8, else floats.
+def check_cache_scale(call: str, name: str, scale: float | torch.Tensor | None, rows: torch.Tensor) -> float | torch.Tensor:
+    """The scale of a cache as its kernels take it: those of its heads where it is int8, else a float.
 
     Args:
         call: Name of the call, for the message.
-        k_scale, v_scale: What the caller gave.
+        name: Name of the argument, for the message.
+        scale: What the caller gave.
         rows: [num_rows, num_kv_heads, head_dim], of the cache.
     """
     if rows.dtype == torch.int8:
-        return check_head_scales(call, "k_scale", k_scale, rows), check_head_scales(call, "v_scale", v_scale, rows)
-    quantised = rows.dtype == torch.uint8
-    return (
-        1.0 if k_scale is None else check_scale(call, "k_scale", k_scale, quantised=quantised),
-        1.0 if v_scale is None else check_scale(call, "v_scale", v_scale, quantised=quantised),
-    )
+        return check_head_scales(call, name, scale, rows)
+    return check_scale(call, name, scale, quantised=rows.dtype == torch.uint8)
 
 
 def check_head_scales(call: str, name: str, scale: object, rows: torch.Tensor) -> torch.Tensor:

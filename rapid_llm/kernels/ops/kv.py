@@ -80,8 +80,10 @@ def kv_write(
     accepted = _accepted.find(key)
     if accepted is None:
         request = write_request(k, v, slot_mapping, k_rows, v_rows)
-    # What a key cannot hold is looked at in every call: the values of the scales.
-    k_factor, v_factor = checks.check_scales(WRITE_OP, k_scale, v_scale, k_rows)
+    # What a key cannot hold is looked at in every call: the values of the scales, and the form of those on the device.
+    int8 = k_rows.dtype == torch.int8
+    k_factor = 1.0 if k_scale is None and not int8 else checks.check_cache_scale(WRITE_OP, "k_scale", k_scale, k_rows)
+    v_factor = 1.0 if v_scale is None and not int8 else checks.check_cache_scale(WRITE_OP, "v_scale", v_scale, k_rows)
     if accepted is None:
         selection = dispatch(request, backend=backend)
         accepted = _accepted.add(key, selection, selection.options)
