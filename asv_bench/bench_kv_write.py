@@ -94,8 +94,8 @@ class WriteSets:
     def check(self) -> float:
         """Reads all rows of the slots back; returns the largest absolute difference, raises `VerificationError`."""
         pool = self.pool
-        written = (torch.cat(tensors) for tensors in (self.keys, self.values, self.slots))
-        return verify.check_write(*written, pool.k_rows, pool.v_rows, **pool.factors)
+        k, v, slots = (torch.cat(tensors) for tensors in (self.keys, self.values, self.slots))
+        return verify.check_write(k, v, slots, pool.k_rows, pool.v_rows, **pool.factors)
 
 
 def write_sets(case: Case, device: torch.device) -> WriteSets:

@@ -16,8 +16,8 @@ Figures are of one NVIDIA H200, from the finding of docs/findings-h200.md that i
 - *e4m3 through the real quantiser*: bytes in a uint8 container with scales on the caller's side, not a cast. It is here for the check,
   since a cast has the scale 1 and hides a kernel that forgets a scale; the time moves by 0.4 %, 271.19 to 272.31 us (finding 12).
 - *Heads of different magnitude*, as in models: V is smaller than K, so that their e4m3 scales differ, and the last head of V is so small
-  that its e4m3 bytes are subnormal. A kernel that mistakes a scale or flushes subnormals is then wrong where the check looks.
-- *int8 through the real write*, with a scale a head: half of the heads of K are half as large, so that heads' scales differ in K too.
+  that its e4m3 bytes are subnormal. An int8 pool, filled by the library's own write, has a scale a head, and half of its K heads are half
+  as large. A kernel that mistakes a scale or flushes subnormals is then wrong where the check looks.
 """
 
 from __future__ import annotations

@@ -105,31 +105,28 @@ class DecodeConfig:
             kv_dtype: As of the request.
         """
         group = sizes["num_q_heads"] // sizes["num_kv_heads"]
-        one_byte = kv_dtype in _ONE_BYTE
-        config = choose_config(group, sizes["head_dim"], one_byte=one_byte)
+        config = _config_for(sizes, kv_dtype)
         programs = sizes["batch"] * sizes["num_kv_heads"] * -(-group // config.block_m)
-        stream = choose_config(group, sizes["head_dim"], one_byte=one_byte, variant="stream")
+        stream = _config_for(sizes, kv_dtype, "stream")
         many = sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS
         if many and sizes["max_seq_len"] >= _STREAMED_TOKENS and stream.problem(sizes, kv_dtype) is None:
             return stream
-        if one_byte:
+        if kv_dtype in _ONE_BYTE:
             return dataclasses.replace(config, programs_per_sm=4) if programs * sizes["max_seq_len"] >= _LONG_CELLS else config
         if programs > _FEWEST_PROGRAMS:
             return config
         # Of few: fewer parts to merge are worth more than more programs.
         variant = "swap" if sizes["max_seq_len"] >= _SWAPPED_TOKENS else "split"
-        few = choose_config(group, sizes["head_dim"], one_byte=False, variant=variant)
+        few = _config_for(sizes, kv_dtype, variant)
         return dataclasses.replace(few, programs_per_sm=1, tiles_ahead=2)
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[DecodeConfig]:
         """What a search tries, the rule's config first; sizes as of `default`."""
-        group = sizes["num_q_heads"] // sizes["num_kv_heads"]
-        one_byte = kv_dtype in _ONE_BYTE
-        tokens = (32, 64) if choose_config(group, sizes["head_dim"], one_byte=one_byte).block_n == 32 else (64, 128)
+        tokens = (32, 64) if _config_for(sizes, kv_dtype).block_n == 32 else (64, 128)
         made = [cls.default(sizes, kv_dtype)]
         for variant in VARIANTS:
-            rule = choose_config(group, sizes["head_dim"], one_byte=one_byte, variant=variant)
+            rule = _config_for(sizes, kv_dtype, variant)
             for block_n, (num_warps, num_stages) in itertools.product(tokens, ((4, 2), (4, 3), (4, 4), (8, 3))):
                 # A small tile has nothing for eight warps to do; four stages of the large one leave a multiprocessor one program.
                 if (block_n, num_warps) == (tokens[0], 8) or (block_n, num_stages) == (tokens[1], 4):
@@ -147,7 +144,7 @@ class DecodeConfig:
         """Why this config gives no right result for a request; None where it does."""
         if self.variant not in VARIANTS:
             return f"variant is {self.variant!r}, not one of {', '.join(VARIANTS)}"
-        rule = choose_config(sizes["num_q_heads"] // sizes["num_kv_heads"], sizes["head_dim"], one_byte=kv_dtype in _ONE_BYTE)
+        rule = _config_for(sizes, kv_dtype)
         if self.block_d != rule.block_d:
             return f"block_d is {self.block_d} where these heads take {rule.block_d}"
         for name, least in (("block_m", _MIN_DOT), ("block_n", _MIN_DOT), ("block_s", 1)):
@@ -253,6 +250,14 @@ def choose_config(group: int, head_dim: int, *, one_byte: bool, variant: str = "
         # Half the bytes of a tile take half the time, and the table is waited for; a stream reads it anew at each sequence.
         tiles_ahead=2 if one_byte or streamed else 1,
     )
+
+
+def _config_for(sizes: Mapping[str, int], kv_dtype: str, variant: str = "split") -> DecodeConfig:
+    """The tiles of `choose_config` for a request's sizes and cache dtype."""
+    group = sizes["num_q_heads"] // sizes["num_kv_heads"]
+    config = choose_config(group, sizes["head_dim"], one_byte=kv_dtype in _ONE_BYTE, variant=variant)
+    # Left to itself, the assembler takes 176 registers of an int8 stream on sm_100, and spills on sm_86, sm_89 and sm_120.
+    return dataclasses.replace(config, max_registers=_REGISTERS_OF_THREE) if kv_dtype == "int8" else config
 
 
 def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n: int, programs_per_sm: int = 2) -> int:

@@ -100,9 +100,9 @@ def paged_decode(
         if memory is not None:
             memory["plan"] = plan
     scales: tuple[torch.Tensor, ...] = ()
-    factors: tuple[float, ...]
+    factors: tuple[Any, ...] = (softmax_scale * _LOG2_E,)
     if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
-        scales, factors = (k_scale, v_scale), (softmax_scale * _LOG2_E,)
+        scales = (k_scale, v_scale)
     else:
         factors = (
             softmax_scale * _LOG2_E * k_scale * plan.gain,
