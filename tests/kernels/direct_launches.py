@@ -396,7 +396,7 @@ def told_of(cases: Sequence[Case], kernels: Sequence[Any], mutated: Callable[[],
             first = direct_launch.Launches.first
             try:
                 told[case.__name__] = case(Bench(driver))
-            except AssertionError as error:
+            except (AssertionError, TypeError) as error:  # a plan of another form may not even fit the kernel's parameters
                 told[case.__name__] = [str(error)]
             finally:
                 direct_launch.Launches.first = first  # type: ignore[method-assign]
