@@ -2,6 +2,7 @@
 """Triton kernel that scatters new K and V into cache rows, quantising on the way, and its launcher."""
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -169,14 +170,14 @@ def kv_write(
         memory: What like calls share (`rapid_llm.kernels.ops.spec.KernelSpec.remembers`), empty in the first; None where there are none.
     """
     tensors = (k, v, slot_mapping, k_rows, v_rows)
-    scales: tuple[torch.Tensor, ...] = ()
+    scales: tuple[Any, ...] = ()
     factors: tuple[float, ...] = ()
     divide = False
-    if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
-        scales = (k_scale, v_scale)
-    else:
+    if isinstance(k_scale, (float, int)) and isinstance(v_scale, (float, int)):  # asked first, since a tensor's class takes longer to ask
         ((k_factor, k_rest), (v_factor, v_rest)), divide = scale_factors(k.dtype, k_scale, v_scale)
         factors = (k_factor, k_rest, v_factor, v_rest)
+    else:
+        scales = (k_scale, v_scale)
     # Like calls may differ in scales, and these decide whether the kernel divides.
     launches = None if memory is None else memory.get(divide)
     if launches is None:

@@ -99,15 +99,15 @@ def paged_decode(
         plan = _planned(q, k_rows, v_rows, row_table, out, block_size, num_splits, config)
         if memory is not None:
             memory["plan"] = plan
-    scales: tuple[torch.Tensor, ...] = ()
-    factors: tuple[Any, ...] = (softmax_scale * _LOG2_E,)
-    if isinstance(k_scale, torch.Tensor) and isinstance(v_scale, torch.Tensor):
-        scales = (k_scale, v_scale)
-    else:
+    scales: tuple[Any, ...] = ()
+    factors: tuple[float, ...]
+    if isinstance(k_scale, (float, int)) and isinstance(v_scale, (float, int)):  # asked first, since a tensor's class takes longer to ask
         factors = (
             softmax_scale * _LOG2_E * k_scale * plan.gain,
             v_scale * plan.gain,
         )
+    else:
+        scales, factors = (k_scale, v_scale), (softmax_scale * _LOG2_E,)
     part_out_ptr = out_ptr = out.data_ptr()
     part_lse_ptr = counters_ptr = out_ptr
     workspace = None

@@ -159,9 +159,10 @@ def check_cache_scale(call: str, name: str, scale: float | torch.Tensor | None, 
         scale: What the caller gave.
         rows: [num_rows, num_kv_heads, head_dim], of the cache.
     """
-    if rows.dtype == torch.int8:
+    dtype = rows.dtype
+    if dtype == torch.int8:
         return check_head_scales(call, name, scale, rows)
-    return check_scale(call, name, scale, quantised=rows.dtype == torch.uint8)
+    return check_scale(call, name, scale, quantised=dtype == torch.uint8)
 
 
 def check_head_scales(call: str, name: str, scale: object, rows: torch.Tensor) -> torch.Tensor:
