@@ -61,7 +61,8 @@ def kv_write(
         slot_mapping: [num_tokens], int32 or int64, any stride: the cache row of each token.
         k_rows: [num_rows, num_kv_heads, head_dim], any row and head stride, last stride 1; dtype of k, or uint8 for
             e4m3: value / scale, rounded to nearest even, saturated to ±448; NaN stays NaN. Or int8: value / scale[head] in fp32,
-            rounded to nearest even, saturated to ±127; -128 is never written, and NaN becomes 0.
+            rounded to nearest even, saturated to ±127; -128 is never written, and NaN becomes 0. (A kernel may give 0 for a quotient
+            within a place of 1/2.)
         v_rows: As k_rows.
         k_scale, v_scale: Scale of an e4m3 cache, a Python float; None means 1. Of an int8 cache the scale of each head: fp32
             [num_kv_heads], contiguous, on the cache's device, between 2**-60 and 2**60. Its values are read on the device by each call
