@@ -31,6 +31,8 @@ _ALLOCATOR_IMPL = {"cuda": "KVCacheManager.alloc_kvcache_index", "cpu": "KVCache
 _DEVICE_ALLOCATOR_IMPL = dict.fromkeys(("cuda", "cpu"), "DeviceStateKVCacheManager.alloc_kvcache_index")
 _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
 _MOST_SETS = 512
+_POISON = {"e4m3": 0x7F, "int8": -128}
+"""Bytes that no write leaves: the NaN of e4m3 where values are none, and what int8 saturates before."""
 ALLOCATOR_ROWS = 1 << 17
 ALLOCATOR_TOKENS = 64
 ALLOCATOR_FREE = {"bump": ALLOCATOR_ROWS // 2, "run_search": 4 * ALLOCATOR_TOKENS, "fragmented": ALLOCATOR_ROWS // 2}
@@ -87,13 +89,13 @@ class WriteSets:
         """Makes all rows of the slots wrong."""
         written = torch.cat(self.slots).long()
         for rows in (self.pool.k_rows, self.pool.v_rows):
-            rows[written] = 0x7F if rows.dtype == torch.uint8 else float("nan")
+            rows[written] = _POISON.get(verify.dtype_name(rows.dtype), float("nan"))
 
     def check(self) -> float:
         """Reads all rows of the slots back; returns the largest absolute difference, raises `VerificationError`."""
         pool = self.pool
-        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
-        return verify.check_write(torch.cat(self.keys), torch.cat(self.values), torch.cat(self.slots), pool.k_rows, pool.v_rows, **scales)
+        k, v, slots = (torch.cat(tensors) for tensors in (self.keys, self.values, self.slots))
+        return verify.check_write(k, v, slots, pool.k_rows, pool.v_rows, **pool.factors)
 
 
 def write_sets(case: Case, device: torch.device) -> WriteSets:
@@ -140,7 +142,7 @@ def prepared_write(case: Case, sets: WriteSets) -> Prepared:
     """The row of `sets`, with the checks that a row has."""
     pool, device = sets.pool, sets.slots[0].device
     guards = verify.guard_rows(pool.free_rows, pool.k_rows.shape[0])
-    edges = [verify.edge_values(scale or 1.0, sets.keys[0].dtype, device) for scale in (pool.k_scale, pool.v_scale)]
+    edges = [verify.edge_values(scale, sets.keys[0].dtype, device) for scale in pool.factors.values()]
     guards_before = torch.stack([pool.k_rows[guards], pool.v_rows[guards]])
 
     def check() -> float:
@@ -153,7 +155,7 @@ def prepared_write(case: Case, sets: WriteSets) -> Prepared:
             projection.neg_()
         for inputs, edge in zip((sets.keys, sets.values), edges, strict=True):
             for x in inputs:
-                x[..., : edge.numel()] = edge
+                x[..., : edge.shape[-1]] = edge
 
     return Prepared(
         calls=[sets.call(i) for i in range(len(sets.slots))],
@@ -179,6 +181,7 @@ class KVWritePrefill(suite.Suite):
         _prefill(4096, "e4m3", "cuda"),
         _prefill(16384, "e4m3", "cuda"),
         _prefill(32768, "e4m3", "cuda"),
+        _prefill(16384, "int8", "cuda"),
         _prefill(512, "float16", "cpu"),
         _prefill(512, "e4m3", "cpu"),
     )

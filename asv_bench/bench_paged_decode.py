@@ -1,4 +1,4 @@
-"""Paged decode attention: the read path, bound by bandwidth, with the e4m3 pool as a bottleneck of its own.
+"""Paged decode attention: the read path, bound by bandwidth, with the e4m3 and int8 pools as a bottleneck of their own.
 
 Geometry of a Llama-3 or Qwen3 layer: 32 query heads over 8 KV heads of 128. Run as a script, it prints the table:
 `python -m asv_bench.bench_paged_decode`.
@@ -53,7 +53,7 @@ def _case(
     extra = "".join(f" {name}={value}" for name, value in more.items())
     return Case(
         label=f"decode B={len(seq_lens)} S={context} {kv_dtype}{q_note}{geometry} {layout} {order}{extra} cold",
-        bottleneck="dequant" if kv_dtype == "e4m3" else "read-bandwidth",
+        bottleneck="dequant" if kv_dtype in ("e4m3", "int8") else "read-bandwidth",
         devices=(device,),
         phase="decode",
         kv_dtype=kv_dtype,
@@ -99,8 +99,7 @@ def build(case: Case, device: torch.device) -> Prepared:
         **case.args["pool"],
     )
     q = kv_pool.random_values((len(seq_lens), _NUM_Q_HEADS, head_dim), getattr(torch, case.args["q_dtype"]), device, seed=7)
-    scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
-    references = [verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **scales) for table in pool.row_tables]
+    references = [verify.decode_reference(q, pool.k_rows, pool.v_rows, table, pool.seq_lens, **pool.factors) for table in pool.row_tables]
     orders = _orders(seq_lens, device)
     expected = torch.stack([reference[order] for reference in references for order in orders])
     outs = torch.empty(expected.shape, dtype=q.dtype, device=device)
@@ -175,6 +174,7 @@ class PagedDecode(suite.Suite):
         uniform(8, 8192, "e4m3", "cuda"),
         uniform(64, 8192, "e4m3", "cuda"),
         _ragged("e4m3"),
+        uniform(64, 8192, "int8", "cuda"),
         uniform(2, 256, "float16", "cpu"),
         uniform(2, 256, "float16", "cpu", order="contiguous"),
         uniform(2, 256, "e4m3", "cpu"),

@@ -88,8 +88,8 @@ def _build(case: Case, device: torch.device) -> Prepared:
             worst = max(
                 worst,
                 verify_rope.check_rotated(out, q, what=f"{what}, Q"),
-                verify_rope.check_rotated(pool.k_rows[rows], k, scale=pool.k_scale or 1.0, what=f"{what}, K"),
-                verify_rope.check_copied(pool.v_rows[rows], sets.values[i], scale=pool.v_scale or 1.0, what=f"{what}, V"),
+                verify_rope.check_rotated(pool.k_rows[rows], k, scale=pool.factors["k_scale"], what=f"{what}, K"),
+                verify_rope.check_copied(pool.v_rows[rows], sets.values[i], scale=pool.factors["v_scale"], what=f"{what}, V"),
             )
         return worst
 

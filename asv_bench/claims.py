@@ -46,7 +46,7 @@ def claims() -> Iterator[Claim]:
             continue
         for q_dtype in spec.q_dtypes:
             for kv_dtype in spec.kv_dtypes:
-                if kv_dtype not in (q_dtype, "e4m3"):
+                if kv_dtype not in (q_dtype, "e4m3", "int8"):
                     continue
                 for head_dim in _head_dims(spec):
                     label = f"{q_dtype} {kv_dtype} head_dim={head_dim}"
@@ -71,6 +71,8 @@ def _bound(make: Callable[..., object], q_dtype: str, kv_dtype: str, head_dim: i
 def _pool(kv_dtype: str, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     rows = torch.empty(2 * _TOKENS, 2 * _NUM_KV_HEADS, head_dim, dtype=kv_pool.pool_dtype(kv_dtype), device=device)
     scales: dict[str, Any] = {"k_scale": 0.5, "v_scale": 0.25} if kv_dtype == "e4m3" else {}
+    if kv_dtype == "int8":
+        scales = {name: torch.empty(_NUM_KV_HEADS, dtype=torch.float32, device=device) for name in ("k_scale", "v_scale")}
     return rows[:, :_NUM_KV_HEADS], rows[:, _NUM_KV_HEADS:], scales
 
 

@@ -167,7 +167,7 @@ def prepare(cell: Cell, device: torch.device, block_sizes: Sequence[int] = (1, B
     def expected(size: int) -> torch.Tensor:
         inside = torch.arange(size, dtype=torch.int32, device=device)
         as_rows = [(table[:, :, None] * size + inside).flatten(1) for table in tables[size]]
-        scales = {"k_scale": pool.k_scale or 1.0, "v_scale": pool.v_scale or 1.0}
+        scales = pool.factors
         return torch.stack([verify.decode_reference(q, pool.k_rows, pool.v_rows, rows, pool.seq_lens, **scales) for rows in as_rows])
 
     outs = torch.empty(num_sets, *q.shape, dtype=q.dtype, device=device)

@@ -73,7 +73,7 @@ def xqa(prepared: Prepared, block_size: int) -> list[Call]:
     """XQA, which reads table and lengths on the device."""
     q, pool = prepared.q, prepared.pool
     pages, workspace = _pages(prepared, block_size), torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
-    factors = {"bmm1_scale": q.shape[2] ** -0.5 * (pool.k_scale or 1.0), "bmm2_scale": pool.v_scale or 1.0}
+    factors = {"bmm1_scale": q.shape[2] ** -0.5 * pool.factors["k_scale"], "bmm2_scale": pool.factors["v_scale"]}
 
     def call(table: torch.Tensor, out: torch.Tensor) -> Call:
         most = table.shape[1] * block_size

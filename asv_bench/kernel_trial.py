@@ -57,7 +57,7 @@ def short_list(sizes: dict[str, int], kv_dtype: str) -> list[Any]:
     group = sizes["num_q_heads"] // sizes["num_kv_heads"]
 
     def made(variant: str, block_n: int, num_warps: int, num_stages: int, per_sm: int, **more: Any) -> Any:
-        rule = configs.choose_config(group, sizes["head_dim"], e4m3=kv_dtype == "e4m3", variant=variant)
+        rule = configs.choose_config(group, sizes["head_dim"], one_byte=kv_dtype == "e4m3", variant=variant)
         known = {"block_n": block_n, "num_warps": num_warps, "num_stages": num_stages, "programs_per_sm": per_sm}
         return dataclasses.replace(rule, **known, **more)
 

@@ -16,7 +16,8 @@ Figures are of one NVIDIA H200, from the finding of docs/findings-h200.md that i
 - *e4m3 through the real quantiser*: bytes in a uint8 container with scales on the caller's side, not a cast. It is here for the check,
   since a cast has the scale 1 and hides a kernel that forgets a scale; the time moves by 0.4 %, 271.19 to 272.31 us (finding 12).
 - *Heads of different magnitude*, as in models: V is smaller than K, so that their e4m3 scales differ, and the last head of V is so small
-  that its e4m3 bytes are subnormal. A kernel that mistakes a scale or flushes subnormals is then wrong where the check looks.
+  that its e4m3 bytes are subnormal. An int8 pool, filled by the library's own write, has a scale a head, and half of its K heads are half
+  as large. A kernel that mistakes a scale or flushes subnormals is then wrong where the check looks.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ _ALIGNMENT = 256
 _FILL_CHUNK_ROWS = 1 << 16
 _CHECKED_FILL_ROWS = 64
 _V_MAGNITUDE = 0.25
+_OTHER_K_MAGNITUDE = 0.5
 _SMALL_HEAD_MAGNITUDE = 2.0**-13
 
 
@@ -58,7 +60,7 @@ class PagedPool:
         k_rows, v_rows: [num_rows, num_kv_heads, head_dim] views; uint8 holds e4m3 bytes.
         row_tables: One [batch, max_seq_len] int32 table a working set; the sets share no rows.
         seq_lens: [batch], int32, in tokens.
-        k_scale, v_scale: Scales of an e4m3 pool, None otherwise.
+        k_scale, v_scale: Scales of an e4m3 pool; of an int8 one fp32 [num_kv_heads]; None otherwise.
         free_rows: Rows that no table uses, int32, in random order.
         used_rows: Rows of all tables, int32.
     """
@@ -67,20 +69,25 @@ class PagedPool:
     v_rows: torch.Tensor
     row_tables: list[torch.Tensor]
     seq_lens: torch.Tensor
-    k_scale: float | None
-    v_scale: float | None
+    k_scale: float | torch.Tensor | None
+    v_scale: float | torch.Tensor | None
     free_rows: torch.Tensor
     used_rows: torch.Tensor
 
     @property
-    def scales(self) -> dict[str, float]:
+    def scales(self) -> dict[str, Any]:
         """Keyword arguments of the public calls for this pool's scales; empty where it has none."""
         return {} if self.k_scale is None or self.v_scale is None else {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """As `scales`, for a reference: 1 where it has none."""
+        return {"k_scale": 1.0, "v_scale": 1.0, **self.scales}
 
 
 def pool_dtype(kv_dtype: str) -> torch.dtype:
     """The container dtype of a pool: e4m3 lives in uint8."""
-    return {"float16": torch.float16, "bfloat16": torch.bfloat16, "e4m3": torch.uint8}[kv_dtype]
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16, "e4m3": torch.uint8, "int8": torch.int8}[kv_dtype]
 
 
 def num_sets_for(bytes_a_set: float, device: torch.device, *, least: int = 1, most: int = 256) -> int:
@@ -135,7 +142,7 @@ def paged_pool(
     Args:
         seq_lens: Tokens of each sequence.
         num_kv_heads, head_dim: Geometry of a cache row.
-        kv_dtype: "float16", "bfloat16" or "e4m3".
+        kv_dtype: "float16", "bfloat16", "e4m3" or "int8".
         device: Where it lives.
         layout: "combined" (K and V views of one buffer) or "split".
         order: "fragmented" (as the allocator hands rows out after releases) or "contiguous".
@@ -149,6 +156,7 @@ def paged_pool(
     Raises:
         ValueError: An unknown layout, order or quantiser.
         VerificationError: The quantiser's bytes are wrong.
+        NotImplementedError: An int8 pool of a commit that has none.
     """
     known = layout in ("combined", "split") and order in ("fragmented", "contiguous") and quantiser in ("real", "cast")
     if not known:
@@ -161,6 +169,8 @@ def paged_pool(
     row_bytes = 2 * num_kv_heads * head_dim * pool_dtype(kv_dtype).itemsize
     slack = 2 if l2_factor >= _L2_FACTOR else 1
     num_rows = occupied_rows + max(slack * used, math.ceil(l2_factor * l2_bytes(device) / row_bytes))
+    if kv_dtype == "int8" and not hasattr(ops, "int8_scales"):
+        raise NotImplementedError("this commit has no int8 cache")
     manager = kv_cache.KVCacheManager(
         num_rows,
         num_layers=1,
@@ -174,8 +184,13 @@ def paged_pool(
         k_rows, v_rows = manager.layer_views(0)
     else:
         k_rows, v_rows = (torch.empty(num_rows, num_kv_heads, head_dim, dtype=pool_dtype(kv_dtype), device=device) for _ in range(2))
-    k_scale = _fill(k_rows[occupied_rows:], seed + 1, torch.ones(num_kv_heads, device=device), quantiser)
-    v_scale = _fill(v_rows[occupied_rows:], seed + 2, _v_magnitudes(num_kv_heads, device), quantiser)
+    k_scale: float | torch.Tensor | None
+    v_scale: float | torch.Tensor | None
+    if kv_dtype == "int8":
+        k_scale, v_scale = _fill_int8(k_rows[occupied_rows:], v_rows[occupied_rows:], seed)
+    else:
+        k_scale = _fill(k_rows[occupied_rows:], seed + 1, torch.ones(num_kv_heads, device=device), quantiser)
+        v_scale = _fill(v_rows[occupied_rows:], seed + 2, _v_magnitudes(num_kv_heads, device), quantiser)
     rows = _take_rows(manager, used, occupied_rows, order, generator)
     per_set = sum(seq_lens)
     tables = [_table(rows[i * per_set : (i + 1) * per_set], seq_lens) for i in range(num_sets)]
@@ -229,7 +244,7 @@ def _fill(pool: torch.Tensor, seed: int, magnitudes: torch.Tensor, quantiser: st
     scale: float | None = None
     for start in range(0, pool.shape[0], _FILL_CHUNK_ROWS):
         part = pool[start : start + _FILL_CHUNK_ROWS]
-        values = random_values(tuple(part.shape), torch.float16, pool.device, seed + start) * magnitudes[:, None].to(torch.float16)
+        values = _values(part, seed + start, magnitudes)
         if pool.dtype == torch.uint8 and quantiser == "cast":
             scale = 1.0
             part.copy_(values.to(torch.float8_e4m3fn).view(torch.uint8))
@@ -242,3 +257,26 @@ def _fill(pool: torch.Tensor, seed: int, magnitudes: torch.Tensor, quantiser: st
         else:
             part.copy_(values)
     return scale
+
+
+def _fill_int8(k_rows: torch.Tensor, v_rows: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fills both views as `_fill` does, by the library's own write; gives the scales of K and V, each of the first rows' heads."""
+    k_magnitudes = torch.ones(k_rows.shape[1], device=k_rows.device)
+    k_magnitudes[1::2] = _OTHER_K_MAGNITUDE
+    v_magnitudes = _v_magnitudes(v_rows.shape[1], v_rows.device)
+    scales: tuple[torch.Tensor, ...] = ()
+    for start in range(0, k_rows.shape[0], _FILL_CHUNK_ROWS):
+        parts = [rows[start : start + _FILL_CHUNK_ROWS] for rows in (k_rows, v_rows)]
+        values = [_values(parts[0], seed + 1 + start, k_magnitudes), _values(parts[1], seed + 2 + start, v_magnitudes)]
+        scales = scales or tuple(map(ops.int8_scales, values))
+        slots = torch.arange(parts[0].shape[0], dtype=torch.int32, device=k_rows.device)
+        ops.kv_write(*values, slots, *parts, k_scale=scales[0], v_scale=scales[1])
+        head = slice(0, _CHECKED_FILL_ROWS)
+        for part, value, scale in zip(parts, values, scales, strict=True):
+            verify.check_int8(part[head], value[head], scale, what="pool fixture, quantiser")
+    return scales[0], scales[1]
+
+
+def _values(part: torch.Tensor, seed: int, magnitudes: torch.Tensor) -> torch.Tensor:
+    """fp16 normal values of the shape of `part`, times the magnitude of their head."""
+    return random_values(tuple(part.shape), torch.float16, part.device, seed) * magnitudes[:, None].to(torch.float16)

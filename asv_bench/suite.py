@@ -40,7 +40,7 @@ class Case:
         bottleneck: Chooses the timer, the metric and the section of the report.
         devices: Device types on which the row is measured; elsewhere it is skipped with the reason.
         phase: "prefill" or "decode", None for what has neither.
-        kv_dtype: "float16", "bfloat16", "e4m3", or None.
+        kv_dtype: "float16", "bfloat16", "e4m3", "int8", or None.
         args: Arguments of the suite's `build`.
     """
 

@@ -24,6 +24,7 @@ _ATOL = {"float16": 4e-3, "bfloat16": 3e-2}
 heads differ in magnitude, so that a fixed number would accept zeros."""
 
 _E4M3_MAX = 448.0
+_INT8_MAX = 127
 _GUARDS_A_ROW = 3
 
 
@@ -36,11 +37,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return "e4m3" if dtype == torch.uint8 else str(dtype).removeprefix("torch.")
 
 
-def widen(rows: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """float64 values of pool rows; uint8 rows are e4m3 bytes, widened by torch and multiplied by `scale`."""
+def widen(rows: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
+    """float64 values of pool rows [..., num_kv_heads, head_dim]; uint8 rows are e4m3 bytes, widened by torch and multiplied by `scale`,
+    int8 rows are multiplied by the scales of their heads, [num_kv_heads]."""
     if rows.dtype == torch.uint8:
         rows = rows.view(torch.float8_e4m3fn).to(torch.float32)
-    return rows.to(torch.float64) * scale
+    return rows.to(torch.float64) * (scale.to(torch.float64)[:, None] if isinstance(scale, torch.Tensor) else scale)
 
 
 def decode_reference(
@@ -50,8 +52,8 @@ def decode_reference(
     row_table: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
     softmax_scale: float | None = None,
 ) -> torch.Tensor:
     """Attention of one query token a sequence over its rows, sequence by sequence in float64.
@@ -61,7 +63,7 @@ def decode_reference(
         k_rows, v_rows: [num_rows, num_kv_heads, head_dim]; uint8 holds e4m3 bytes.
         row_table: [batch, max_seq_len], int32.
         seq_lens: [batch], int32, in tokens.
-        k_scale, v_scale: Scales of an e4m3 pool.
+        k_scale, v_scale: Scales of an e4m3 or int8 pool, as of `widen`.
         softmax_scale: None means head_dim ** -0.5.
     Returns:
         [batch, num_q_heads, head_dim], float64; zeros for a sequence of length 0.
@@ -151,14 +153,58 @@ def check_e4m3(written: torch.Tensor, x: torch.Tensor, scale: float, *, what: st
     return float(error.max()) if error.numel() else 0.0
 
 
-def edge_values(scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def int8_bytes(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The int8 bytes of x [..., num_kv_heads, head_dim] over the scales of its heads, saturating, by both ways to divide; NaN gives 0."""
+    x32, divisor = x.to(torch.float32), scale[:, None]
+    ways = (x32 / divisor, x32 * (1.0 / divisor))
+    by_quotient, by_product = (v.round().clamp(-_INT8_MAX, _INT8_MAX).nan_to_num(0.0).to(torch.int8) for v in ways)
+    return by_quotient, by_product
+
+
+def check_int8(written: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, *, what: str) -> float:
+    """Checks quantised bytes as `check_e4m3` does: the rounding of x / scale of the head, within +-127; NaN becomes 0.
+
+    Args:
+        written: int8, [..., num_kv_heads, head_dim].
+        x: Values that were quantised, same shape.
+        scale: fp32 [num_kv_heads].
+        what: Named in the message.
+    Returns:
+        The largest absolute difference between x and what the bytes stand for (rounding included, saturated values not).
+    Raises:
+        VerificationError: A byte is neither.
+    """
+    by_quotient, by_product = int8_bytes(x, scale)
+    right = (written == by_quotient) | (written == by_product)
+    if bool((~right).any()):
+        raise VerificationError(f"{what}: {int((~right).sum())} of {right.numel()} int8 bytes are not the rounding of value / scale")
+    inside = x.double().abs() <= _INT8_MAX * scale.double()[:, None]
+    error = torch.where(inside, (widen(written, scale) - x.double()).abs(), 0.0)
+    return float(error.max()) if error.numel() else 0.0
+
+
+_E4M3_EDGES = (500.0, -500.0, 448.0, -448.0, 464.0, 1.0625, 1.1875, -1.0625, 2.0**-6, 2.0**-9, 3 * 2.0**-9, -5 * 2.0**-10, 2.0**-11)
+_INT8_EDGES = (127.0, -127.0, 127.5, -127.5, 128.0, -128.0, 300.0, -300.0, 0.5, -0.5, 1.5, 2.5, -126.5, 0.49, -0.51)
+"""Saturation, ties and subnormals, in units of the scale."""
+
+
+def edge_values(scale: float | torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Values at which a store goes wrong first, for a pool of `scale`: zeros, NaN, infinities, saturation, ties, subnormals of e4m3.
 
     A write whose inputs hold them is checked on them; normal values alone would meet none in a small case.
+
+    Args:
+        scale: Of the pool; of an int8 one [num_kv_heads].
+        dtype, device: Of the values.
+
+    Returns:
+        [n], or [num_kv_heads, n].
     """
-    in_steps = [500.0, -500.0, 448.0, -448.0, 464.0, 1.0625, 1.1875, -1.0625, 2.0**-6, 2.0**-9, 3 * 2.0**-9, -5 * 2.0**-10, 2.0**-11]
-    finite = torch.tensor([0.0, -0.0, *(scale * x for x in in_steps)], dtype=torch.float32, device=device)
-    return torch.cat([finite, torch.tensor([float("nan"), float("inf"), float("-inf")], device=device)]).to(dtype)
+    of_heads = isinstance(scale, torch.Tensor)
+    in_steps = torch.tensor([0.0, -0.0, *(_INT8_EDGES if of_heads else _E4M3_EDGES)], dtype=torch.float32, device=device)
+    finite = scale[:, None] * in_steps if isinstance(scale, torch.Tensor) else scale * in_steps
+    beyond = torch.tensor([float("nan"), float("inf"), float("-inf")], device=device).expand(*finite.shape[:-1], 3)
+    return torch.cat([finite, beyond], dim=-1).to(dtype)
 
 
 def write_reference(
@@ -176,8 +222,8 @@ def check_write(
     k_rows: torch.Tensor,
     v_rows: torch.Tensor,
     *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
 ) -> float:
     """Reads written rows back through the destination index and compares them, K with K and V with V.
 
@@ -185,9 +231,9 @@ def check_write(
         k, v: [num_tokens, num_kv_heads, head_dim], what was written.
         slot_mapping: [num_tokens]; negative and too large slots were skipped.
         k_rows, v_rows: [num_rows, num_kv_heads, head_dim], the pool after the write.
-        k_scale, v_scale: Scales of an e4m3 pool.
+        k_scale, v_scale: Scales of an e4m3 pool; of an int8 one [num_kv_heads].
     Returns:
-        The largest absolute difference: 0 for a copy, the rounding for an e4m3 pool.
+        The largest absolute difference: 0 for a copy, the rounding for an e4m3 or int8 pool.
     Raises:
         VerificationError: A row does not hold what was written to it.
     """
@@ -195,7 +241,9 @@ def check_write(
     worst = 0.0
     for name, pool, expected, scale in (("K", k_rows, keys, k_scale), ("V", v_rows, values, v_scale)):
         written = pool[rows]
-        if written.dtype == torch.uint8:
+        if isinstance(scale, torch.Tensor):
+            worst = max(worst, check_int8(written, expected, scale, what=f"KV write, {name} half"))
+        elif written.dtype == torch.uint8:
             worst = max(worst, check_e4m3(written, expected, scale, what=f"KV write, {name} half"))
         elif bool((wrong := written.view(torch.int16) != expected.view(torch.int16)).any()):
             raise VerificationError(f"KV write, {name} half: {int(wrong.sum())} of {wrong.numel()} elements differ from what was written")

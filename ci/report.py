@@ -209,7 +209,7 @@ def render_summary(result: GateResult) -> str:
         lines += [f"{hidden} rows not shown, see the artifact.", ""]
     lines.append(
         "A positive change of latency is slower; MDE80 is the smallest regression that a row detects with probability "
-        "0.8. fp8 and fp16 rows have different bounds: do not rank one's GB/s by the other's."
+        "0.8. 8-bit and 16-bit rows have different bounds: do not rank one's GB/s by the other's."
     )
     return "\n".join(lines) + "\n"
 

@@ -55,7 +55,8 @@ WAIVED = "WAIVED"
 """Flag of a row whose verdict a waiver of the baseline excuses."""
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-_FP8 = frozenset({"fp8", "float8_e4m3fn", "fp8_e4m3", "e4m3"})
+_EIGHT_BIT = frozenset({"fp8", "float8_e4m3fn", "fp8_e4m3", "e4m3", "int8"})
+"""Dtypes of a cache that is quantised, whose sections end in ``-fp8``."""
 _MAX_NAMED_ROWS = 3
 
 
@@ -98,7 +99,7 @@ def section_for(row: _Described) -> str:
     if row.control:
         return "control"
     op = row.op.lower()
-    fp8 = "-fp8" if row.bottleneck == "dequant" or (row.kv_dtype or "").lower() in _FP8 else ""
+    fp8 = "-fp8" if row.bottleneck == "dequant" or (row.kv_dtype or "").lower() in _EIGHT_BIT else ""
     reads, writes = "decode" in op or "attention" in op, "write" in op or "scatter" in op
     if "alloc" in op or row.bottleneck == "host":
         return "allocator"

@@ -14,9 +14,9 @@ from ci.rows import section_of
 
 _TITLES = {
     "decode-read": "Decode read, fp16 and bf16",
-    "decode-read-fp8": "Decode read, e4m3",
+    "decode-read-fp8": "Decode read, e4m3 and int8",
     "kv-write-prefill": "KV write, prefill",
-    "kv-write-prefill-fp8": "KV write, prefill, e4m3",
+    "kv-write-prefill-fp8": "KV write, prefill, e4m3 and int8",
     "kv-write-decode": "KV write, decode (launch)",
     "allocator": "Allocator (host)",
     "control": "Controls",

@@ -14,7 +14,7 @@ from rapid_llm.staged_rows import StagedRows, uploaded
 
 __all__ = ["AllocPath", "KVCacheManager"]
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.uint8)
+_DTYPES = (torch.float16, torch.bfloat16, torch.uint8, torch.int8)
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -47,7 +47,7 @@ class KVCacheManager:
             num_rows: Rows a layer, in tokens.
             num_layers: Layers, each with a buffer of its own.
             num_kv_heads, head_dim: Geometry of K, and of V, in a row.
-            dtype: fp16, bf16, or uint8 holding e4m3.
+            dtype: fp16, bf16, uint8 holding e4m3, or int8.
             device: Where the buffers and the row tensors live.
             block_size: Rows of a block that `alloc_blocks` hands out.
             allocate_kv: False allocates no K/V buffers: an allocator of row numbers alone.
@@ -61,7 +61,7 @@ class KVCacheManager:
             if type(size) is not int or not 0 < size <= torch.iinfo(torch.int32).max:
                 raise ShapeError(f"KVCacheManager expected {name} to be a positive int32, got {size!r}; correct it.")
         if dtype not in _DTYPES:
-            raise DTypeError(f"KVCacheManager expected dtype float16, bfloat16, or uint8 for e4m3, got {dtype}; choose one of these.")
+            raise DTypeError(f"KVCacheManager expected dtype float16, bfloat16, uint8 for e4m3, or int8, got {dtype}; choose one of these.")
         self._num_rows = num_rows
         self._block_size = block_size
         self._num_layers = num_layers

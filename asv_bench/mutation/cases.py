@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from asv_bench.mutation.fault import ALLOCATOR, DECODE, DECODE_E4M3, DECODE_WRITE, DEVICE_ALLOCATOR, PREFILL
+from asv_bench.mutation.fault import ALLOCATOR, DECODE, DECODE_E4M3, DECODE_INT8, DECODE_WRITE, DEVICE_ALLOCATOR, PREFILL
 from asv_bench.suite import Case, Suite, SuiteRow, case_with, rows_of
 
 _DECODE_MODULE, _WRITE_MODULE = "asv_bench.bench_paged_decode", "asv_bench.bench_kv_write"
@@ -45,11 +45,17 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
         "e4m3 bf16": _decode(first, lens, kv="e4m3", q="bfloat16"),
         "many": _decode(first, _MANY[device], kv="e4m3"),
     }
+    int8 = {
+        "int8": _decode(first, lens, kv="int8"),
+        "int8 bf16": _decode(first, lens, kv="int8", q="bfloat16"),
+        "many": _decode(first, _MANY[device], kv="int8"),
+    }
     prefill = write.KVWritePrefill.cases[0]
     prefills = {
         "fp16": _write(prefill, _TOKENS[device]),
         "bf16": _write(prefill, _TOKENS[device], kv="bfloat16", dtype="bfloat16"),
         "e4m3": _write(prefill, _TOKENS[device], kv="e4m3"),
+        "int8": _write(prefill, _TOKENS[device], kv="int8"),
         "far": _write(prefill, _TOKENS[device], occupied_rows=far),
     }
     one = write.KVWriteDecode.cases[0]
@@ -62,6 +68,7 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
     return {
         DECODE: _rows(decode.PagedDecode, decodes, decode),
         DECODE_E4M3: _rows(decode.PagedDecode, bytes_, decode),
+        DECODE_INT8: _rows(decode.PagedDecode, int8, decode),
         PREFILL: _rows(write.KVWritePrefill, prefills, write),
         DECODE_WRITE: _rows(write.KVWriteDecode, writes, write),
         ALLOCATOR: _rows(write.Allocator, states, write),
@@ -70,7 +77,7 @@ def rows(modules: Mapping[str, ModuleType], device: str) -> dict[str, dict[str, 
 
 
 def _decode(like: Case, seq_lens: list[int], *, kv: str = "float16", q: str = "float16", **pool: Any) -> Case:
-    bottleneck = "dequant" if kv == "e4m3" else "read-bandwidth"
+    bottleneck = "dequant" if kv in ("e4m3", "int8") else "read-bandwidth"
     known = {**like.args, "seq_lens": seq_lens, "kv_dtype": kv, "q_dtype": q, "pool": {**like.args["pool"], **pool}}
     return case_with(like, bottleneck=bottleneck, kv_dtype=kv, args=known)
 

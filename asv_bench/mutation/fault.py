@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 DECODE = "PagedDecode fp16/bf16"
 DECODE_E4M3 = "PagedDecode e4m3"
+DECODE_INT8 = "PagedDecode int8"
 PREFILL = "KVWritePrefill"
 DECODE_WRITE = "KVWriteDecode"
 ALLOCATOR = "Allocator"
 DEVICE_ALLOCATOR = "DeviceStateAllocator"
-SUITES = (DECODE, DECODE_E4M3, PREFILL, DECODE_WRITE, ALLOCATOR, DEVICE_ALLOCATOR)
+SUITES = (DECODE, DECODE_E4M3, DECODE_INT8, PREFILL, DECODE_WRITE, ALLOCATOR, DEVICE_ALLOCATOR)
 """Columns of the matrix. Controls run no code of this project that a fault could be planted in."""
 
 EVERYWHERE = ("cpu", "cuda")

@@ -17,7 +17,7 @@ from typing import Any
 
 from asv_bench import host, interpreter
 from asv_bench.lazy import LazyModule
-from asv_bench.mutation import cases, of_allocator, of_calls, of_decode, of_write
+from asv_bench.mutation import cases, of_allocator, of_calls, of_decode, of_int8, of_write
 from asv_bench.mutation.fault import SUITES, Fault, PlantError
 from asv_bench.mutation.plant import ROOT, SUITE_MODULES, planted, safe_name
 from asv_bench.timing import MIN_SAMPLES
@@ -25,7 +25,7 @@ from asv_bench.timing import MIN_SAMPLES
 worker: Any = LazyModule("asv_bench.worker")
 
 UNMUTATED = Fault("unmutated", "The code as it is.", dict.fromkeys(SUITES, ()), (), harmless=True)
-FAULTS: tuple[Fault, ...] = (*of_decode.FAULTS, *of_write.FAULTS, *of_calls.FAULTS, *of_allocator.FAULTS)
+FAULTS: tuple[Fault, ...] = (*of_decode.FAULTS, *of_int8.FAULTS, *of_write.FAULTS, *of_calls.FAULTS, *of_allocator.FAULTS)
 
 REFUSED, MISSED, ACCEPTED, ERROR = "refused", "MISSED", "accepted", "ERROR"
 GOOD = (REFUSED, ACCEPTED)

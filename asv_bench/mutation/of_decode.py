@@ -219,7 +219,7 @@ FAULTS = (
     _result(
         "fp16-only",
         "Only outputs over a fp16 pool are off, by a hundredth.",
-        "    if not E4M3 and out_ptr.dtype.element_ty == tl.float16:\n        result = result * 1.01",
+        "    if not PAIRED and out_ptr.dtype.element_ty == tl.float16:\n        result = result * 1.01",
         {DECODE: ("fp16",)},
     ),
     _result(
@@ -228,7 +228,12 @@ FAULTS = (
         "    if out_ptr.dtype.element_ty == tl.bfloat16:\n        result = result * 1.05",
         {DECODE: ("bf16",), DECODE_E4M3: ("e4m3 bf16",)},
     ),
-    _result("e4m3-only", "Only outputs over an e4m3 pool are off, by a twentieth.", "    if E4M3:\n        result = result * 1.05", _BYTES),
+    _result(
+        "e4m3-only",
+        "Only outputs over an e4m3 pool are off, by a twentieth.",
+        "    if PAIRED and not INT8:\n        result = result * 1.05",
+        _BYTES,
+    ),
     _kernel("ignored-k-scale", "The K scale of an e4m3 pool is left out.", _LAUNCHER, "* _LOG2_E * k_scale", "* _LOG2_E", rows=_BYTES),
     _kernel(
         "ignored-v-scale", "The V scale of an e4m3 pool is left out.", _LAUNCHER, "        v_scale * plan", "        plan", rows=_BYTES
@@ -237,8 +242,8 @@ FAULTS = (
         "swapped-scales",
         "The scales of K and V are exchanged.",
         _LAUNCHER,
-        "* _LOG2_E * k_scale * plan.gain,\n        v_scale * plan.gain,\n",
-        "* _LOG2_E * v_scale * plan.gain,\n        k_scale * plan.gain,\n",
+        "* _LOG2_E * k_scale * plan.gain,\n            v_scale * plan.gain,\n",
+        "* _LOG2_E * v_scale * plan.gain,\n            k_scale * plan.gain,\n",
         rows=_BYTES,
     ),
     _kernel(

@@ -211,7 +211,7 @@ FAULTS = (
         "reciprocal",
         "e4m3 values are multiplied by the scale's reciprocal: another right way.",
         {PREFILL: ("e4m3",)},
-        (Edit(_E4M3, "return _multiply_add(wide, factor, wide * rest)", "return wide * (factor + rest)"),),
+        (Edit(_E4M3, "return multiply_add(wide, factor, wide * rest)", "return wide * (factor + rest)"),),
         harmless=True,
     ),
 )

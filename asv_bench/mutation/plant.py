@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _LIBRARY = (
     "rapid_llm.kernels.configs",
     "rapid_llm.kernels.e4m3",
+    "rapid_llm.kernels.int8",
     "rapid_llm.kernels.direct_launch",
     "rapid_llm.kernels.kv_quant",
     "rapid_llm.kernels.kv_write",
@@ -27,6 +28,7 @@ _LIBRARY = (
     "rapid_llm.kernels.decode_merge",
     "rapid_llm.kernels.decode_split",
     "rapid_llm.kernels.decode_stream",
+    "rapid_llm.kernels.decode_int8",
     "rapid_llm.kernels.workspace",
     "rapid_llm.kernels.paged_decode",
     "rapid_llm.free_runs",

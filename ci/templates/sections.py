@@ -13,15 +13,15 @@ from ci.templates.figures import percent
 
 SECTIONS: dict[str, str] = {
     "decode-read": "Decode read, fp16 and bf16",
-    "decode-read-fp8": "Decode read, fp8 (dequant)",
+    "decode-read-fp8": "Decode read, 8-bit (dequant)",
     "kv-write-prefill": "KV write, prefill",
-    "kv-write-prefill-fp8": "KV write, prefill, fp8",
+    "kv-write-prefill-fp8": "KV write, prefill, 8-bit",
     "kv-write-decode": "KV write, decode (launch)",
     "allocator": "Allocator (host)",
     "control": "Controls",
     "other": "Other rows",
 }
-"""Section ids of `RowOutcome.section` in the order of the page; fp8 is a bottleneck of its own, never a column."""
+"""Section ids of `RowOutcome.section` in the order of the page; fp8 and int8 are a bottleneck of their own, never a column."""
 
 ATTENTION: tuple[RowVerdict, ...] = (
     RowVerdict.REGRESSED,
@@ -118,7 +118,7 @@ class Section:
 
 def _without_dtype(key: RowKey) -> RowKey:
     def strip(text: str) -> str:
-        return re.sub(r"[-_. ]?(fp8|e4m3|bfloat16|float16|fp16|bf16)", "", text, flags=re.IGNORECASE)
+        return re.sub(r"[-_. ]?(fp8|e4m3|int8|bfloat16|float16|fp16|bf16)", "", text, flags=re.IGNORECASE)
 
     return RowKey(strip(key.benchmark), tuple(strip(param) for param in key.params))
 

@@ -23,6 +23,8 @@ VARIANTS = ("split", "swap", "stream", "stream-swap")
 sequences evenly to programs instead of a number of splits to each sequence."""
 
 
+_ONE_BYTE = ("e4m3", "int8")
+"""Dtypes of a cache that are a byte. Tiles of int8 are by the rules that e4m3 was measured for: its widening takes no more instructions."""
 _MAX_GROUP_BLOCK = 64
 _MIN_DOT = 16
 _MAX_STREAM_BATCH = 4096
@@ -62,7 +64,7 @@ class DecodeConfig:
     Attributes:
         block_m: Query heads a program.
         block_n: Tokens a tile.
-        block_d: Columns a load: head_dim, or for an e4m3 cache its half, rounded up to a power of two.
+        block_d: Columns a load: head_dim, or for a cache of bytes its half, rounded up to a power of two.
         num_warps, num_stages: As Triton means them.
         num_splits: Splits a sequence; None leaves it to `choose_num_splits`. A stream has none.
         variant: One of `VARIANTS`.
@@ -103,31 +105,28 @@ class DecodeConfig:
             kv_dtype: As of the request.
         """
         group = sizes["num_q_heads"] // sizes["num_kv_heads"]
-        e4m3 = kv_dtype == "e4m3"
-        config = choose_config(group, sizes["head_dim"], e4m3=e4m3)
+        config = _config_for(sizes, kv_dtype)
         programs = sizes["batch"] * sizes["num_kv_heads"] * -(-group // config.block_m)
-        stream = choose_config(group, sizes["head_dim"], e4m3=e4m3, variant="stream")
+        stream = _config_for(sizes, kv_dtype, "stream")
         many = sizes["batch"] > 1 and programs >= _STREAMED_PROGRAMS
         if many and sizes["max_seq_len"] >= _STREAMED_TOKENS and stream.problem(sizes, kv_dtype) is None:
             return stream
-        if e4m3:
+        if kv_dtype in _ONE_BYTE:
             return dataclasses.replace(config, programs_per_sm=4) if programs * sizes["max_seq_len"] >= _LONG_CELLS else config
         if programs > _FEWEST_PROGRAMS:
             return config
         # Of few: fewer parts to merge are worth more than more programs.
         variant = "swap" if sizes["max_seq_len"] >= _SWAPPED_TOKENS else "split"
-        few = choose_config(group, sizes["head_dim"], e4m3=False, variant=variant)
+        few = _config_for(sizes, kv_dtype, variant)
         return dataclasses.replace(few, programs_per_sm=1, tiles_ahead=2)
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[DecodeConfig]:
         """What a search tries, the rule's config first; sizes as of `default`."""
-        group = sizes["num_q_heads"] // sizes["num_kv_heads"]
-        e4m3 = kv_dtype == "e4m3"
-        tokens = (32, 64) if choose_config(group, sizes["head_dim"], e4m3=e4m3).block_n == 32 else (64, 128)
+        tokens = (32, 64) if _config_for(sizes, kv_dtype).block_n == 32 else (64, 128)
         made = [cls.default(sizes, kv_dtype)]
         for variant in VARIANTS:
-            rule = choose_config(group, sizes["head_dim"], e4m3=e4m3, variant=variant)
+            rule = _config_for(sizes, kv_dtype, variant)
             for block_n, (num_warps, num_stages) in itertools.product(tokens, ((4, 2), (4, 3), (4, 4), (8, 3))):
                 # A small tile has nothing for eight warps to do; four stages of the large one leave a multiprocessor one program.
                 if (block_n, num_warps) == (tokens[0], 8) or (block_n, num_stages) == (tokens[1], 4):
@@ -145,7 +144,7 @@ class DecodeConfig:
         """Why this config gives no right result for a request; None where it does."""
         if self.variant not in VARIANTS:
             return f"variant is {self.variant!r}, not one of {', '.join(VARIANTS)}"
-        rule = choose_config(sizes["num_q_heads"] // sizes["num_kv_heads"], sizes["head_dim"], e4m3=kv_dtype == "e4m3")
+        rule = _config_for(sizes, kv_dtype)
         if self.block_d != rule.block_d:
             return f"block_d is {self.block_d} where these heads take {rule.block_d}"
         for name, least in (("block_m", _MIN_DOT), ("block_n", _MIN_DOT), ("block_s", 1)):
@@ -193,7 +192,7 @@ class WriteConfig:
             sizes: Of the request: num_tokens, num_kv_heads, head_dim.
             kv_dtype: As of the request.
         """
-        return choose_write_config(sizes["num_tokens"], sizes["num_kv_heads"] * sizes["head_dim"], e4m3=kv_dtype == "e4m3")
+        return choose_write_config(sizes["num_tokens"], sizes["num_kv_heads"] * sizes["head_dim"], one_byte=kv_dtype in _ONE_BYTE)
 
     @classmethod
     def candidates(cls, sizes: Mapping[str, int], kv_dtype: str) -> list[WriteConfig]:
@@ -224,16 +223,16 @@ class WriteConfig:
         return _launch_problem(self.num_warps, 1)
 
 
-def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "split") -> DecodeConfig:
+def choose_config(group: int, head_dim: int, *, one_byte: bool, variant: str = "split") -> DecodeConfig:
     """Tiles that fit the shared memory of every supported device (99 KiB a program at compute capability 8.6).
 
     Args:
         group: Query heads a K/V head.
         head_dim: Columns of a head.
-        e4m3: Whether the cache holds e4m3 bytes.
+        one_byte: Whether the cache holds bytes, e4m3 or int8 ones.
         variant: One of `VARIANTS`.
     """
-    columns = head_dim // 2 if e4m3 else head_dim
+    columns = head_dim // 2 if one_byte else head_dim
     wide = columns > 128
     block_m = max(_MIN_DOT, min(_next_power_of_2(group), _MAX_GROUP_BLOCK))
     streamed = variant.startswith("stream")
@@ -249,8 +248,16 @@ def choose_config(group: int, head_dim: int, *, e4m3: bool, variant: str = "spli
         # With more query heads than a dot needs, the assembler spills in the loop on sm_86 when it is left to itself.
         max_registers=_REGISTERS_OF_THREE if block_m > _MIN_DOT else None,
         # Half the bytes of a tile take half the time, and the table is waited for; a stream reads it anew at each sequence.
-        tiles_ahead=2 if e4m3 or streamed else 1,
+        tiles_ahead=2 if one_byte or streamed else 1,
     )
+
+
+def _config_for(sizes: Mapping[str, int], kv_dtype: str, variant: str = "split") -> DecodeConfig:
+    """The tiles of `choose_config` for a request's sizes and cache dtype."""
+    group = sizes["num_q_heads"] // sizes["num_kv_heads"]
+    config = choose_config(group, sizes["head_dim"], one_byte=kv_dtype in _ONE_BYTE, variant=variant)
+    # Left to itself, the assembler takes 176 registers of an int8 stream on sm_100, and spills on sm_86, sm_89 and sm_120.
+    return dataclasses.replace(config, max_registers=_REGISTERS_OF_THREE) if kv_dtype == "int8" else config
 
 
 def choose_num_splits(programs: int, max_seq_len: int, num_sms: int, *, block_n: int, programs_per_sm: int = 2) -> int:
@@ -303,18 +310,18 @@ def _splits_to_try(sizes: Mapping[str, int], block_m: int, block_n: int) -> list
     return [None, *(beside[:2] or powers[-1:])]
 
 
-def choose_write_config(num_tokens: int, num_elements: int, *, e4m3: bool) -> WriteConfig:
+def choose_write_config(num_tokens: int, num_elements: int, *, one_byte: bool) -> WriteConfig:
     """A program writes K and V of one token. On an H200 with four warps, K and V apart took 1.15 to 1.21 times as long with few 16-bit
     tokens and 1.03 to 1.05 with many, over e4m3 bytes .99 to 1.03; more tokens a program were at most .4 % faster (docs/performance.md).
 
     Args:
         num_tokens: Tokens of the call.
         num_elements: Elements of a token's K heads.
-        e4m3: Whether the cache holds e4m3 bytes.
+        one_byte: Whether the cache holds bytes, e4m3 or int8 ones.
     """
     block = min(_next_power_of_2(num_elements), _MAX_ELEMENTS_PER_PROGRAM)
     warps = block // _ELEMENTS_PER_WARP
-    if not e4m3 and num_tokens > _FEW_TOKENS:
+    if not one_byte and num_tokens > _FEW_TOKENS:
         warps = 2 * warps if num_tokens > _MANY_TOKENS else warps // 2
     return WriteConfig(1, block, max(1, min(16, warps)), halves=2)
 

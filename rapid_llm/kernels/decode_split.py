@@ -63,7 +63,8 @@ def paged_decode_kernel(
     AHEAD: tl.constexpr,
     SPLIT: tl.constexpr,
     SWAP: tl.constexpr,
-    E4M3: tl.constexpr,
+    PAIRED: tl.constexpr,
+    INT8: tl.constexpr,
     CONVERT: tl.constexpr,
     DOT_FP32: tl.constexpr,
     STAGES: tl.constexpr,
@@ -72,7 +73,7 @@ def paged_decode_kernel(
 
     Args:
         q_ptr: [batch, num_q_heads, HEAD_DIM].
-        k_ptr, v_ptr: [num_rows, NUM_KV_HEADS, HEAD_DIM]; where E4M3, int16 pairs with strides in pairs.
+        k_ptr, v_ptr: [num_rows, NUM_KV_HEADS, HEAD_DIM]; where PAIRED, int16 pairs with strides in pairs.
         table_ptr: int32 [batch, max_seq_len / BLOCK_SIZE].
         seq_lens_ptr: int32 [batch].
         out_ptr: [batch, num_q_heads, HEAD_DIM].
@@ -81,16 +82,16 @@ def paged_decode_kernel(
         score_scale: Factor on QK^T that makes of it a base-2 exponent.
         out_scale: Factor on the output.
         GROUP: Query heads a K/V head.
-        BLOCK_M: Query heads a program; BLOCK_N: tokens a tile; BLOCK_D: columns a load, for E4M3 of pairs.
+        BLOCK_M: Query heads a program; BLOCK_N: tokens a tile; BLOCK_D: columns a load, for PAIRED of pairs.
         BLOCK_SIZE: Tokens an entry of the table.
         BLOCK_H, BLOCK_S: Query heads and parts that the merge takes at a time.
-        V_OFF, NARROW, AHEAD, SWAP: As of `attend` and `row_offsets`.
+        V_OFF, NARROW, AHEAD, SWAP, PAIRED, INT8: As of `attend` and `row_offsets`.
         SPLIT: Whether num_splits is over 1.
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     HEADS: tl.constexpr = BLOCK_M if GROUP > BLOCK_M else GROUP
-    COLUMNS: tl.constexpr = HEAD_DIM // 2 if E4M3 else HEAD_DIM
-    WIDTH: tl.constexpr = 2 * BLOCK_D if E4M3 else BLOCK_D
+    COLUMNS: tl.constexpr = HEAD_DIM // 2 if PAIRED else HEAD_DIM
+    WIDTH: tl.constexpr = 2 * BLOCK_D if PAIRED else BLOCK_D
     kv_head = tl.program_id(0) // GROUP_BLOCKS
     split = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
@@ -107,12 +108,12 @@ def paged_decode_kernel(
     out_row = out_ptr + batch * out_batch_stride
 
     q_base = q_ptr + batch * q_batch_stride + head[:, None] * q_head_stride
-    q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, E4M3)
+    q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, PAIRED)
     acc, acc_odd, running_max, running_sum = attend(
         q, q_odd, table_row, k_base, v_base, first, last, score_scale, k_row_stride, v_row_stride, COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D,
-        BLOCK_SIZE, V_OFF, NARROW, AHEAD, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
+        BLOCK_SIZE, V_OFF, NARROW, AHEAD, SWAP, PAIRED, INT8, CONVERT, DOT_FP32, STAGES,
     )  # fmt: skip
-    result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, E4M3, SWAP)
+    result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, PAIRED, SWAP)
     if SPLIT:
         cell = batch * tl.num_programs(0) + tl.program_id(0)
         first_part = cell * num_splits

@@ -69,7 +69,8 @@ def paged_decode_stream_kernel(
     NARROW: tl.constexpr,
     AHEAD: tl.constexpr,
     SWAP: tl.constexpr,
-    E4M3: tl.constexpr,
+    PAIRED: tl.constexpr,
+    INT8: tl.constexpr,
     CONVERT: tl.constexpr,
     DOT_FP32: tl.constexpr,
     STAGES: tl.constexpr,
@@ -86,8 +87,8 @@ def paged_decode_stream_kernel(
     """
     GROUP_BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     HEADS: tl.constexpr = BLOCK_M if GROUP > BLOCK_M else GROUP
-    COLUMNS: tl.constexpr = HEAD_DIM // 2 if E4M3 else HEAD_DIM
-    WIDTH: tl.constexpr = 2 * BLOCK_D if E4M3 else BLOCK_D
+    COLUMNS: tl.constexpr = HEAD_DIM // 2 if PAIRED else HEAD_DIM
+    WIDTH: tl.constexpr = 2 * BLOCK_D if PAIRED else BLOCK_D
     kv_head = tl.program_id(0) // GROUP_BLOCKS
     first_member = (tl.program_id(0) % GROUP_BLOCKS) * BLOCK_M
     member = first_member + tl.arange(0, BLOCK_M)
@@ -118,12 +119,12 @@ def paged_decode_stream_kernel(
         batch_index = sequence.to(tl.int64)
         out_row = out_ptr + batch_index * out_batch_stride
         q_base = q_ptr + batch_index * q_batch_stride + head[:, None] * q_head_stride
-        q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, E4M3)
+        q, q_odd = load_query(q_base, head_inside, COLUMNS, BLOCK_D, PAIRED)
         acc, acc_odd, running_max, running_sum = attend(
             q, q_odd, table_ptr + batch_index * table_batch_stride, k_base, v_base, first, last, score_scale, k_row_stride, v_row_stride,
-            COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE, V_OFF, NARROW, AHEAD, SWAP, E4M3, CONVERT, DOT_FP32, STAGES,
+            COLUMNS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_SIZE, V_OFF, NARROW, AHEAD, SWAP, PAIRED, INT8, CONVERT, DOT_FP32, STAGES,
         )  # fmt: skip
-        result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, E4M3, SWAP)
+        result, lse = normalised(acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M, BLOCK_D, PAIRED, SWAP)
         if own_tiles == sequence_tiles:
             out_column = tl.arange(0, WIDTH)
             out_pointers = out_row + head[:, None] * out_head_stride + out_column[None, :]

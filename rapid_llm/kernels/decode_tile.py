@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
 """Triton device functions of decode attention over a range of one sequence's tokens: where rows lie, and online softmax over tiles.
 
-An e4m3 cache is read as int16 pairs of bytes (`rapid_llm.kernels.e4m3`): QK^T and PV are each the sum of an even and an
-odd half of head_dim, so nothing widened goes back to shared memory. The K scale is folded into the softmax scale, the V
+A cache of bytes is read as int16 pairs of them (`rapid_llm.kernels.e4m3`, `rapid_llm.kernels.int8`): QK^T and PV are each the sum of an
+even and an odd half of head_dim, so nothing widened goes back to shared memory. The K scale is folded into the softmax scale, the V
 scale into the epilogue.
 
 Source:
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from rapid_llm.kernels.e4m3 import widen_e4m3_pair
+from rapid_llm.kernels.int8 import widen_int8_pair
 
 __all__ = ["attend", "load_query", "normalised", "row_offsets"]
 
@@ -64,7 +65,7 @@ def _dot(a, b, acc, DOT_FP32: tl.constexpr):
 
 
 @triton.jit
-def load_query(q_base, head_inside, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, E4M3: tl.constexpr):
+def load_query(q_base, head_inside, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, PAIRED: tl.constexpr):
     """The query heads of a program.
 
     Args:
@@ -72,16 +73,26 @@ def load_query(q_base, head_inside, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr
         head_inside: Which of them there are, [BLOCK_M, 1].
 
     Returns:
-        [BLOCK_M, BLOCK_D] twice: where E4M3 the even and the odd columns, else the columns and again the columns.
+        [BLOCK_M, BLOCK_D] twice: where PAIRED the even and the odd columns, else the columns and again the columns.
     """
     column = tl.arange(0, BLOCK_D)[None, :]
     mask = head_inside & (column < COLUMNS)
-    if E4M3:
+    if PAIRED:
         even = tl.load(q_base + 2 * column, mask=mask, other=0.0)
         odd = tl.load(q_base + 2 * column + 1, mask=mask, other=0.0)
     else:
         even = tl.load(q_base + column, mask=mask, other=0.0)
         odd = even
+    return even, odd
+
+
+@triton.jit
+def _widened(pair, dtype: tl.constexpr, INT8: tl.constexpr, CONVERT: tl.constexpr):
+    """The even and the odd bytes of pairs, as `dtype`."""
+    if INT8:
+        even, odd = widen_int8_pair(pair, dtype)
+    else:
+        even, odd = widen_e4m3_pair(pair, dtype, CONVERT)
     return even, odd
 
 
@@ -106,7 +117,8 @@ def attend(
     NARROW: tl.constexpr,
     AHEAD: tl.constexpr,
     SWAP: tl.constexpr,
-    E4M3: tl.constexpr,
+    PAIRED: tl.constexpr,
+    INT8: tl.constexpr,
     CONVERT: tl.constexpr,
     DOT_FP32: tl.constexpr,
     STAGES: tl.constexpr,
@@ -116,17 +128,18 @@ def attend(
     Args:
         q, q_odd: As `load_query` gives them.
         table_row: int32 pointer to the sequence's entries.
-        k_base, v_base: Pointers to row 0 of the K/V head; where E4M3 to int16 pairs, with strides in pairs.
+        k_base, v_base: Pointers to row 0 of the K/V head; where PAIRED to int16 pairs, with strides in pairs.
         score_scale: Factor on QK^T that makes of it a base-2 exponent.
         V_OFF: Distance of a row's V from its K, where both are views of one buffer with equal strides: the two gathers then share
             their addresses. 0 means that V has addresses of its own.
         AHEAD: Tiles that the entries of the table are loaded ahead, 1 or 2.
         SWAP: Tokens ride in the dots' M and query heads in their N: 16 of them are then enough for wgmma, whose M is 64. Otherwise query
             heads ride in M.
+        PAIRED: Whether the cache holds bytes: int8 ones where INT8, else e4m3 ones.
 
     Returns:
         (acc, acc_odd, running_max, running_sum): sums of weighted values, [BLOCK_M, BLOCK_D] or where SWAP the transpose, the odd one
-        of use where E4M3; maximum of the scores and sum of the weights, [BLOCK_M]. No token gives -inf and 0.
+        of use where PAIRED; maximum of the scores and sum of the weights, [BLOCK_M]. No token gives -inf and 0.
     """
     HEADS: tl.constexpr = 1 if SWAP else 0  # where the query heads are in a tile of scores
     TOKENS: tl.constexpr = 1 - HEADS
@@ -136,7 +149,7 @@ def attend(
     column_inside = column < COLUMNS
     # Bytes that are widened become the operand of a dot in registers, so V is then loaded as its dot wants it; transposed after the load,
     # it would pass through registers on its way to shared memory.
-    V_TRANSPOSED: tl.constexpr = SWAP and E4M3
+    V_TRANSPOSED: tl.constexpr = SWAP and PAIRED
     v_column = tl.arange(0, BLOCK_D)[:, None] if V_TRANSPOSED else column
 
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -177,16 +190,16 @@ def attend(
             v = tl.trans(v) if SWAP else v
         if not SWAP:
             k = tl.trans(k)
-        if E4M3:
-            k, k_odd = widen_e4m3_pair(k, q.dtype, CONVERT)
-            v, v_odd = widen_e4m3_pair(v, q.dtype, CONVERT)
+        if PAIRED:
+            k, k_odd = _widened(k, q.dtype, INT8, CONVERT)
+            v, v_odd = _widened(v, q.dtype, INT8, CONVERT)
         if SWAP:
             scores = _dot(k, q, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), DOT_FP32)
-            if E4M3:
+            if PAIRED:
                 scores = _dot(k_odd, q_odd, scores, DOT_FP32)
         else:
             scores = _dot(q, k, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), DOT_FP32)
-            if E4M3:
+            if PAIRED:
                 scores = _dot(q_odd, k_odd, scores, DOT_FP32)
         token_inside = tl.expand_dims(start + token < last, HEADS)
         scores = tl.where(token_inside, scores * score_scale, float("-inf"))
@@ -198,7 +211,7 @@ def attend(
         weights = weights.to(q.dtype)
         rescaled = acc * tl.expand_dims(decay, TOKENS)
         acc = _dot(v, weights, rescaled, DOT_FP32) if SWAP else _dot(weights, v, rescaled, DOT_FP32)
-        if E4M3:
+        if PAIRED:
             rescaled_odd = acc_odd * tl.expand_dims(decay, TOKENS)
             acc_odd = _dot(v_odd, weights, rescaled_odd, DOT_FP32) if SWAP else _dot(weights, v_odd, rescaled_odd, DOT_FP32)
     return acc, acc_odd, running_max, running_sum
@@ -206,17 +219,25 @@ def attend(
 
 @triton.jit
 def normalised(
-    acc, acc_odd, running_max, running_sum, out_scale, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, E4M3: tl.constexpr, SWAP: tl.constexpr
+    acc,
+    acc_odd,
+    running_max,
+    running_sum,
+    out_scale,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAIRED: tl.constexpr,
+    SWAP: tl.constexpr,
 ):
     """What `attend` gave, as an output and its weight.
 
     Returns:
-        (result, lse): fp32 [BLOCK_M, BLOCK_D], where E4M3 [BLOCK_M, 2 * BLOCK_D]; base-2 logarithm of the sum of weights, [BLOCK_M].
+        (result, lse): fp32 [BLOCK_M, BLOCK_D], where PAIRED [BLOCK_M, 2 * BLOCK_D]; base-2 logarithm of the sum of weights, [BLOCK_M].
         No token gives 0 and -inf, which has no weight in a merge.
     """
     inverse = (out_scale / tl.where(running_sum == 0.0, 1.0, running_sum))[:, None]
     if SWAP:
         acc = tl.trans(acc)
         acc_odd = tl.trans(acc_odd)
-    result = tl.reshape(tl.join(acc, acc_odd), [BLOCK_M, 2 * BLOCK_D]) * inverse if E4M3 else acc * inverse
+    result = tl.reshape(tl.join(acc, acc_odd), [BLOCK_M, 2 * BLOCK_D]) * inverse if PAIRED else acc * inverse
     return result, running_max + tl.log2(tl.where(running_sum == 0.0, 1.0, running_sum))

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from rapid_llm.kernels.launch import interpreted
 
-__all__ = ["PORTABLE_GAIN", "inverse_parts", "narrow_to_e4m3", "scale_factors", "widen_e4m3_pair"]
+__all__ = ["PORTABLE_GAIN", "inverse_parts", "multiply_add", "narrow_to_e4m3", "scale_factors", "widen_e4m3_pair"]
 
 PORTABLE_GAIN = 256.0
 """Factor that the portable widening leaves to its caller."""
@@ -119,11 +119,11 @@ def _quotient(wide, factor, rest, DIVIDE: tl.constexpr):
     if DIVIDE:
         # The operands are broadcast by hand because div_rn needs them of one shape.
         return tl.div_rn(wide, tl.zeros_like(wide) + factor)
-    return _multiply_add(wide, factor, wide * rest)
+    return multiply_add(wide, factor, wide * rest)
 
 
 @triton.jit
-def _multiply_add(x, factor, addend):
+def multiply_add(x, factor, addend):
     """fp32 x * factor + addend, rounded once."""
     if _INTERPRETED:
         # The interpreter rounds a product before it adds. In fp64 the product is exact.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rapid_llm.kernels.configs import DecodeConfig, choose_block_s, choose_num_programs, choose_num_splits
+from rapid_llm.kernels.decode_int8 import paged_decode_int8_kernel, paged_decode_int8_stream_kernel
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.direct_launch import Launches
@@ -23,6 +24,15 @@ from rapid_llm.kernels.workspace import workspace_for
 
 __all__ = ["fits_32_bits", "paged_decode"]
 
+_KERNELS = {
+    (False, False): paged_decode_kernel,
+    (True, False): paged_decode_stream_kernel,
+    (False, True): paged_decode_int8_kernel,
+    (True, True): paged_decode_int8_stream_kernel,
+}
+"""By whether the config streams, and whether the cache is int8."""
+_KIND = {torch.uint8: "e4m3", torch.int8: "int8"}
+"""Names of bytes, as of a request."""
 _LOG2_E = math.log2(math.e)
 _LEAST_BLOCK_B = 32
 _MERGED_PER_WARP = 2048
@@ -65,8 +75,8 @@ def paged_decode(
     seq_lens: torch.Tensor,
     out: torch.Tensor,
     *,
-    k_scale: float,
-    v_scale: float,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
     softmax_scale: float,
     block_size: int = 1,
     num_splits: int | None = None,
@@ -76,9 +86,9 @@ def paged_decode(
     """Launches a kernel; see `rapid_llm.kernels.ops.attention.paged_decode_attention`, which validates.
 
     Args:
-        q, k_rows, v_rows, row_table, seq_lens, out: As there; batch at least 1. The bytes of an e4m3 cache are 16-bit
-            aligned.
-        k_scale, v_scale, softmax_scale: As there, none None.
+        q, k_rows, v_rows, row_table, seq_lens, out: As there; batch at least 1. The bytes of an e4m3 or int8 cache are
+            16-bit aligned.
+        k_scale, v_scale, softmax_scale: As there, none None; scales are tensors where the cache is int8, and floats elsewhere.
         block_size: As there.
         num_splits: Splits a sequence, of a variant that has them; None leaves it to the config, and that to `choose_num_splits`.
         config: Tuned tile sizes; None means `DecodeConfig.default`.
@@ -89,10 +99,15 @@ def paged_decode(
         plan = _planned(q, k_rows, v_rows, row_table, out, block_size, num_splits, config)
         if memory is not None:
             memory["plan"] = plan
-    factors = (
-        softmax_scale * _LOG2_E * k_scale * plan.gain,
-        v_scale * plan.gain,
-    )
+    scales: tuple[Any, ...] = ()
+    factors: tuple[float, ...]
+    if isinstance(k_scale, (float, int)) and isinstance(v_scale, (float, int)):  # asked first, since a tensor's class takes longer to ask
+        factors = (
+            softmax_scale * _LOG2_E * k_scale * plan.gain,
+            v_scale * plan.gain,
+        )
+    else:
+        scales, factors = (k_scale, v_scale), (softmax_scale * _LOG2_E,)
     part_out_ptr = out_ptr = out.data_ptr()
     part_lse_ptr = counters_ptr = out_ptr
     workspace = None
@@ -100,7 +115,7 @@ def paged_decode(
         workspace = workspace_for(q.device, plan.num_floats, plan.num_counters)
         part_out_ptr, counters_ptr = workspace.floats_ptr, workspace.counters_ptr
         part_lse_ptr = part_out_ptr + plan.lse_offset
-    pointers = (
+    pointers: tuple[int, ...] = (
         q.data_ptr(),
         k_rows.data_ptr(),
         v_rows.data_ptr(),
@@ -111,18 +126,20 @@ def paged_decode(
         part_lse_ptr,
         counters_ptr,
     )
+    if scales:
+        pointers = (*pointers, scales[0].data_ptr(), scales[1].data_ptr())
     if memory is not None and plan.launches.again(pointers, factors):
         return
     k_rows, v_rows = _in_pairs(k_rows), _in_pairs(v_rows)
     parts = (out, out, out)
     if workspace is not None:
         parts = workspace.floats, workspace.floats[plan.lse_offset // workspace.floats.element_size() :], workspace.counters
-    plan.launches.first((q, k_rows, v_rows, row_table, seq_lens, out, *parts), factors, keep=memory is not None)
+    plan.launches.first((q, k_rows, v_rows, row_table, seq_lens, out, *parts, *scales), factors, keep=memory is not None)
 
 
 def _in_pairs(rows: torch.Tensor) -> torch.Tensor:
-    """Bytes of an e4m3 cache as int16; other caches as they are."""
-    return rows.view(torch.int16) if rows.dtype == torch.uint8 else rows
+    """Bytes of an e4m3 or int8 cache as int16; other caches as they are."""
+    return rows.view(torch.int16) if rows.dtype.itemsize == 1 else rows
 
 
 def _planned(
@@ -136,7 +153,8 @@ def _planned(
     config: DecodeConfig | None,
 ) -> _Plan:
     """The plan of a call; arguments as of `paged_decode`."""
-    device, e4m3 = q.device, k_rows.dtype == torch.uint8
+    device, cache_dtype = q.device, k_rows.dtype
+    paired, int8 = cache_dtype.itemsize == 1, cache_dtype == torch.int8
     k_rows, v_rows = _in_pairs(k_rows), _in_pairs(v_rows)
     q_batch_stride, q_head_stride, _ = q.stride()
     k_row_stride, k_head_stride, _ = k_strides = k_rows.stride()
@@ -152,13 +170,13 @@ def _planned(
     group = num_q_heads // num_kv_heads
     if config is None:
         sizes = {"batch": batch, "num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        config = DecodeConfig.default({**sizes, "max_seq_len": max_seq_len}, "e4m3" if e4m3 else "float16")
+        config = DecodeConfig.default({**sizes, "max_seq_len": max_seq_len}, _KIND.get(cache_dtype, "float16"))
     counts: tuple[int, ...]
     head_blocks = num_kv_heads * -(-group // config.block_m)
     part_heads = min(group, config.block_m)
     convert = has_e4m3_convert(device)
     num_sms = num_multiprocessors(device)
-    columns = config.block_d * (2 if e4m3 else 1)
+    columns = config.block_d * (2 if paired else 1)
     constants: dict[str, Any] = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -171,19 +189,19 @@ def _planned(
         "NARROW": fits_32_bits(num_rows, max(k_row_stride, v_row_stride)),
         "AHEAD": config.tiles_ahead,
         "SWAP": config.swapped,
-        "E4M3": e4m3,
-        "CONVERT": convert,
         "DOT_FP32": interpreted(),
         "STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }
+    if not int8:
+        constants |= {"PAIRED": paired, "INT8": False, "CONVERT": convert}
     if config.max_registers is not None:
         constants["maxnreg"] = config.max_registers
     if config.streamed:
         programs = choose_num_programs(
             head_blocks, batch * max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
         )
-        kernel, grid, counts = paged_decode_stream_kernel, (head_blocks, programs, 1), (batch, max_seq_len, programs)
+        grid, counts = (head_blocks, programs, 1), (batch, max_seq_len, programs)
         # Batches up to the least size share one compiled kernel.
         constants["BLOCK_B"] = max(_LEAST_BLOCK_B, 1 << (batch - 1).bit_length())
         parts = 2 * head_blocks * programs
@@ -194,7 +212,7 @@ def _planned(
             splits = choose_num_splits(
                 head_blocks * batch, max_seq_len, num_sms, block_n=config.block_n, programs_per_sm=config.programs_per_sm
             )
-        kernel, grid, counts = paged_decode_kernel, (head_blocks, splits, batch), (max_seq_len, splits)
+        grid, counts = (head_blocks, splits, batch), (max_seq_len, splits)
         constants["SPLIT"] = splits > 1
         parts = head_blocks * batch * splits if splits > 1 else 0
         block_s = config.block_s or choose_block_s(splits)
@@ -214,10 +232,10 @@ def _planned(
     )
     part_cells = parts * part_heads
     return _Plan(
-        launches=Launches(kernel, grid, integers, constants, device),
+        launches=Launches(_KERNELS[config.streamed, int8], grid, integers, constants, device),
         part_cells=part_cells,
         num_floats=part_cells * (head_dim + 1),
         lse_offset=part_cells * head_dim * torch.float32.itemsize,
         num_counters=head_blocks * batch,
-        gain=PORTABLE_GAIN if e4m3 and not convert else 1.0,
+        gain=PORTABLE_GAIN if cache_dtype == torch.uint8 and not convert else 1.0,
     )

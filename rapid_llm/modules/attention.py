@@ -26,8 +26,8 @@ class PagedAttention(nn.Module):
         num_q_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
+        k_scale: float | torch.Tensor | None = None,
+        v_scale: float | torch.Tensor | None = None,
         backend: str | None = None,
     ) -> None:
         """Makes the layer.
@@ -36,7 +36,7 @@ class PagedAttention(nn.Module):
             layer: Its number in the cache.
             num_q_heads: A multiple of num_kv_heads.
             num_kv_heads, head_dim: As in the cache.
-            k_scale, v_scale: Scales of an e4m3 cache.
+            k_scale, v_scale: Scales of an e4m3 or int8 cache, as `kv_write` takes them.
             backend: Backend that has to serve the calls; None leaves the choice to the dispatch.
 
         Raises:

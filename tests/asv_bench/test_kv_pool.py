@@ -69,6 +69,30 @@ def test_r49_e4m3_bytes_come_from_the_real_quantiser_with_its_scale() -> None:
     assert _pool().scales == {}
 
 
+def test_int8_bytes_come_from_the_real_write_with_the_scales_of_their_heads() -> None:
+    pool = _pool(kv_dtype="int8")
+    assert pool.k_rows.dtype == torch.int8
+    assert isinstance(pool.k_scale, torch.Tensor)
+    assert isinstance(pool.v_scale, torch.Tensor)
+    assert pool.k_scale.shape == (pool.k_rows.shape[1],)
+    k_values = kv_pool.random_values(tuple(pool.k_rows.shape), torch.float16, CPU, 1)
+    k_values[:, 1::2] *= 0.5
+    assert torch.equal(pool.k_scale, k_values.float().abs().amax((0, 2)) / 127)
+    verify.check_int8(pool.k_rows, k_values, pool.k_scale, what="pool")
+    for rows in (pool.k_rows, pool.v_rows):
+        assert rows.abs().amax((0, 2)).tolist() == [127] * rows.shape[1]  # each head fills its own range
+    scales = torch.cat([pool.k_scale, pool.v_scale]).tolist()
+    assert all(max(one, other) > 1.5 * min(one, other) for i, one in enumerate(scales) for other in scales[:i])
+    assert pool.scales == pool.factors == {"k_scale": pool.k_scale, "v_scale": pool.v_scale}
+    assert _pool().factors == {"k_scale": 1.0, "v_scale": 1.0}
+
+
+def test_a_commit_without_int8_has_no_such_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_pool, "ops", object())
+    with pytest.raises(NotImplementedError, match="no int8 cache"):
+        _pool(kv_dtype="int8")
+
+
 def test_one_seed_gives_one_pool() -> None:
     first, again, other = _pool(), _pool(), _pool(seed=1)
     assert torch.equal(first.k_rows, again.k_rows)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from asv_bench.mutation import __main__ as command
-from asv_bench.mutation import cases, matrix, plant
-from asv_bench.mutation.fault import SUITES, Edit, Fault, PlantError
+from asv_bench.mutation import cases, matrix, of_int8, plant
+from asv_bench.mutation.fault import DECODE_INT8, SUITES, Edit, Fault, PlantError
 from asv_bench.mutation.matrix import FAULTS, Cell
 from asv_bench.mutation.plant import ROOT, planted
 from rapid_llm.kernels.configs import DecodeConfig
 
+WAITS = "The faults of an int8 cache have not been measured on an H200 yet"
+"""What the page says for as long as it is so, and no longer."""
 REAL = [fault for fault in FAULTS if not fault.harmless]
 
 
@@ -143,8 +145,9 @@ def test_the_pages_figures_of_the_h200_are_those_of_the_kept_matrix(root: Path) 
     page = " ".join((root / "docs" / "mutation.md").read_text(encoding="utf-8").split())
     assert f"{len(cells)} rows measured, all {outcomes[matrix.REFUSED]}" in page
     assert f"all {outcomes[matrix.ACCEPTED]} of the" in page
-    assert {suite for _, suite, _ in cells} == set(SUITES)
-    for suite in SUITES:
+    measured = {suite for _, suite, _ in cells}
+    assert set(SUITES) - measured == ({DECODE_INT8} if WAITS in page else set())
+    for suite in measured:
         refused = {fault for (fault, of, _), cell in cells.items() if of == suite and cell["outcome"] == matrix.REFUSED}
         assert len(refused) >= 8
         assert f"{suite} {len(refused)}" in page
@@ -156,4 +159,6 @@ def test_every_fault_of_now_was_refused_on_the_h200(root: Path) -> None:
     for path in sorted((root / "docs" / "data" / "mutation-h200").glob("matrix-*.json")):
         seen |= {(cell["fault"], cell["suite"], cell["case"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
     planned = {(fault.name, *place) for fault in FAULTS if "cuda" in fault.devices for place in matrix.places(fault, "cuda")}
-    assert planned <= seen
+    page = " ".join((root / "docs" / "mutation.md").read_text(encoding="utf-8").split())
+    waiting = {fault.name for fault in of_int8.FAULTS} if WAITS in page else set()
+    assert {fault for fault, _, _ in planned - seen} == waiting

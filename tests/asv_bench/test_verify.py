@@ -17,7 +17,9 @@ def _decode_inputs(context: int = 400, kv_dtype: torch.dtype = torch.float16, se
     generator = torch.Generator().manual_seed(seed)
     rows = 2 * context
     k, v = (torch.randn(rows, 2, 64, generator=generator) for _ in range(2))
-    if kv_dtype == torch.uint8:
+    if kv_dtype == torch.int8:
+        k, v = ((40 * x).round().clamp(-127, 127).to(torch.int8) for x in (k, v))
+    elif kv_dtype == torch.uint8:
         k, v = (x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8) for x in (k, v))
     else:
         k, v = k.to(kv_dtype), v.to(kv_dtype)
@@ -105,6 +107,38 @@ def test_r53_e4m3_bytes_are_widened_by_torch_with_their_scale() -> None:
     assert int(widened.isnan().sum()) == 2
 
 
+def test_int8_bytes_are_widened_with_the_scales_of_their_heads() -> None:
+    rows = torch.tensor([[[-128, 127], [-127, 1]], [[0, 5], [6, 7]]], dtype=torch.int8)
+    widened = verify.widen(rows, torch.tensor([0.5, 2.0]))
+    assert widened.dtype == torch.float64
+    assert widened.tolist() == [[[-64.0, 63.5], [-254.0, 2.0]], [[0.0, 2.5], [12.0, 14.0]]]
+
+
+def test_scales_of_heads_that_are_exchanged_are_seen_in_a_decode() -> None:
+    inputs, scales = _decode_inputs(kv_dtype=torch.int8), [torch.tensor([0.02, 0.03]), torch.tensor([0.03, 0.02])]
+    right = verify.decode_reference(**inputs, k_scale=scales[0], v_scale=scales[0])
+    verify.check_decode(right.half(), right, kv_dtype="int8")
+    for k, v in ((0, 1), (1, 0)):
+        wrong = verify.decode_reference(**inputs, k_scale=scales[k], v_scale=scales[v])
+        with pytest.raises(VerificationError, match="int8 pool"):
+            verify.check_decode(wrong.half(), right, kv_dtype="int8")
+
+
+def test_int8_bytes_beside_the_rounding_are_refused() -> None:
+    """By one, by the scales of another head, -128 for -127, NaN that is not 0."""
+    scale = torch.tensor([0.5, 0.25])
+    x = torch.tensor([[[1.0, -0.25, 0.75, 63.6, -70.0, float("nan"), float("inf")]] * 2]).half()
+    right = torch.tensor([[[2, 0, 2, 127, -127, 0, 127], [4, -1, 3, 127, -127, 0, 127]]], dtype=torch.int8)
+    assert verify.check_int8(right, x, scale, what="w") == 0.25
+    for place, byte in (((0, 0, 0), 1), ((0, 0, 1), -1), ((0, 1, 2), 2), ((0, 0, 4), -128), ((0, 0, 5), 127), ((0, 0, 6), -1)):
+        wrong = right.clone()
+        wrong[place] = byte
+        with pytest.raises(VerificationError, match="w: 1 of 14 int8 bytes are not the rounding"):
+            verify.check_int8(wrong, x, scale, what="w")
+    with pytest.raises(VerificationError):
+        verify.check_int8(right, x, scale.flip(0), what="w")
+
+
 def _write_case(kv_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     k, v = (torch.randn(6, 2, 16, generator=generator).half() for _ in range(2))
@@ -113,15 +147,18 @@ def _write_case(kv_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torc
     return k, v, slots, pool
 
 
-def _store(pool: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: tuple[float, float]) -> None:
+def _store(pool: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: tuple[Any, Any]) -> None:
     for half, values, scale in ((pool[:, :2], k, scales[0]), (pool[:, 2:], v, scales[1])):
-        half[rows] = verify.e4m3_bytes(values, scale)[0] if pool.dtype == torch.uint8 else values
+        quantise = {torch.uint8: verify.e4m3_bytes, torch.int8: verify.int8_bytes}.get(pool.dtype)
+        half[rows] = values if quantise is None else quantise(values, scale)[0]
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.uint8])
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.uint8, torch.int8])
 def test_r58_a_write_is_read_back_through_its_index(kv_dtype: torch.dtype) -> None:
     k, v, slots, pool = _write_case(kv_dtype)
-    scales = (0.5, 2.0) if kv_dtype == torch.uint8 else (1.0, 1.0)
+    scales: tuple[Any, Any] = (0.5, 2.0) if kv_dtype == torch.uint8 else (1.0, 1.0)
+    if kv_dtype == torch.int8:
+        scales = (torch.tensor([0.02, 0.03]), torch.tensor([0.05, 0.01]))
     keep = torch.tensor([0, 1, 3, 5])
     rows = slots[keep].long()
     _store(pool, rows, k[keep], v[keep], scales)
@@ -138,12 +175,14 @@ def test_r58_a_write_is_read_back_through_its_index(kv_dtype: torch.dtype) -> No
         verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:], k_scale=scales[0], v_scale=scales[1])
 
 
-def test_swapped_k_and_v_scales_are_refused() -> None:
-    k, v, slots, pool = _write_case(torch.uint8)
+@pytest.mark.parametrize("kv_dtype", [torch.uint8, torch.int8])
+def test_swapped_k_and_v_scales_are_refused(kv_dtype: torch.dtype) -> None:
+    k, v, slots, pool = _write_case(kv_dtype)
     keep = torch.tensor([0, 1, 3, 5])
-    _store(pool, slots[keep].long(), k[keep], v[keep], (2.0, 0.5))
+    scales: tuple[Any, Any] = (0.5, 2.0) if kv_dtype == torch.uint8 else (torch.tensor([0.5, 0.1]), torch.tensor([0.1, 0.5]))
+    _store(pool, slots[keep].long(), k[keep], v[keep], (scales[1], scales[0]))
     with pytest.raises(VerificationError, match="not the rounding"):
-        verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:], k_scale=0.5, v_scale=2.0)
+        verify.check_write(k, v, slots, pool[:, :2], pool[:, 2:], k_scale=scales[0], v_scale=scales[1])
 
 
 def test_guard_rows_that_changed_are_refused() -> None:
@@ -180,6 +219,18 @@ def test_edge_values_hold_what_a_store_gets_wrong() -> None:
     assert (edges.abs() > 448 * scale).sum() >= 4
     assert ((stored & 0x78 == 0) & (stored & 0x07 != 0)).sum() >= 2
     assert (edges.view(torch.int16) == -(2**15)).any()
+
+
+def test_edge_values_of_heads_are_in_units_of_their_scales() -> None:
+    scale = torch.tensor([0.03, 0.5])
+    edges = verify.edge_values(scale, torch.float16, torch.device("cpu"))
+    assert edges.shape[0] == 2
+    assert edges.isnan().any(-1).all()
+    assert (edges.isinf().sum(-1) == 2).all()
+    finite = edges.float()[:, edges[0].isfinite()]
+    assert ((finite.abs() > 127.4 * scale[:, None]).sum(-1) >= 4).all()
+    assert (finite[1] / 0.5 % 1.0 == 0.5).sum() >= 4  # ties, exact where the scale is a power of two
+    torch.testing.assert_close(finite[0] / 0.03, finite[1] / 0.5, rtol=1e-3, atol=1e-3)
 
 
 def test_a_small_head_is_held_to_its_own_magnitude() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import multiprocessing
@@ -353,3 +354,15 @@ def test_text_for_a_number_is_passed_over(wrong: dict[str, Any], tmp_path: Path,
     ConfigStore(tmp_path / config_store.file_name(key.device)).put(key, dataclasses.replace(STORED, config=config))
     with pytest.warns(RuntimeWarning, match="stored config of triton_paged_decode in .*json is passed over"):
         assert dispatch(request).options == {}
+
+
+def test_the_rule_of_int8_is_that_of_e4m3_with_room_for_three_programs() -> None:
+    """It was measured for e4m3 alone; the cap on registers keeps the assembler from spilling, and three programs resident."""
+    for batch, max_seq_len, head_dim in itertools.product((1, 8, 64), (1024, 8192, 32768), (64, 128, 256)):
+        sizes = {"batch": batch, "max_seq_len": max_seq_len, "num_q_heads": 32, "num_kv_heads": 8, "head_dim": head_dim}
+        rule = DecodeConfig.default(sizes, "e4m3")
+        assert DecodeConfig.default(sizes, "int8") == dataclasses.replace(rule, max_registers=168)
+        assert {config.max_registers for config in DecodeConfig.candidates(sizes, "int8")} == {168}
+    for num_tokens in (1, 256, 4096, 32768):
+        sizes = {"num_tokens": num_tokens, "num_kv_heads": 8, "head_dim": 128}
+        assert WriteConfig.default(sizes, "int8") == WriteConfig.default(sizes, "e4m3")

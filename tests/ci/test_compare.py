@@ -322,6 +322,8 @@ def test_the_worst_regression_is_named_first() -> None:
         ({"kv_dtype": "e4m3", "bottleneck": "dequant"}, "decode-read-fp8"),
         ({"op": "kv_write", "phase": "prefill", "bottleneck": "write-bandwidth"}, "kv-write-prefill"),
         ({"op": "kv_write", "phase": "prefill", "bottleneck": "write-bandwidth", "kv_dtype": "e4m3"}, "kv-write-prefill-fp8"),
+        ({"kv_dtype": "int8", "bottleneck": "dequant"}, "decode-read-fp8"),
+        ({"op": "kv_write", "phase": "prefill", "bottleneck": "write-bandwidth", "kv_dtype": "int8"}, "kv-write-prefill-fp8"),
         ({"op": "kv_write", "phase": "decode", "bottleneck": "launch", "kv_dtype": "e4m3"}, "kv-write-decode"),
         ({"op": "alloc_kvcache_index", "bottleneck": "host"}, "allocator"),
         ({"op": "copy", "control": True}, "control"),

@@ -77,7 +77,7 @@ def test_the_roofline_has_the_device_s_own_roofs(accepted: GateResult) -> None:
     shown = texts(svg)
     assert "measured copy rate" in shown
     assert "Decode read, fp16 and bf16" in shown
-    assert "Decode read, fp8 (dequant)" in shown
+    assert "Decode read, 8-bit (dequant)" in shown
     assert "KV write, prefill" not in shown, "a write does no arithmetic"
     assert roofline(replace(accepted, ceilings={})) is None
     assert roofline(replace(accepted, rows=())) is None

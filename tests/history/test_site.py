@@ -98,7 +98,7 @@ def test_the_accepted_runs_of_the_h200_make_one_commit(root: Path, tmp_path: Pat
     measured = len(baselines.load(root / "baselines" / "NVIDIA_H200.json").rows)
     assert told.startswith(f"1 commits, {measured} series on 1 lines")
     page = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
-    assert "Decode read, fp8 (dequant)" in page
+    assert "Decode read, 8-bit (dequant)" in page
     assert "KV write, decode (launch)" in page
 
 

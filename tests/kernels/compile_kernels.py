@@ -14,15 +14,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rapid_llm.kernels.configs import VARIANTS, choose_config
+from rapid_llm.kernels.decode_int8 import paged_decode_int8_kernel, paged_decode_int8_stream_kernel
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.kv_quant import quantize_e4m3_kernel
-from rapid_llm.kernels.kv_write import kv_write_kernel
+from rapid_llm.kernels.kv_write import kv_write_int8_kernel, kv_write_kernel
 from rapid_llm.kernels.rope_write import rope_norm_kv_write_kernel
 
 _POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "position_ptr": "*i64", "counter_ptr": "*i32"}
-_POINTERS |= {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32"}
-_FLOATS = {"k_scale", "v_scale", "score_scale", "out_scale", "k_factor", "k_rest", "v_factor", "v_rest", "factor", "rest", "norm_eps"}
+_POINTERS |= {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
+_FLOATS = {"score_scale", "out_scale", "k_factor", "k_rest", "v_factor", "v_rest", "factor", "rest", "norm_eps"}
 
 
 def _compile(kernel: Any, capability: int, constants: dict[str, Any], dtypes: dict[str, str], **options: int) -> dict[str, Any]:
@@ -46,20 +47,31 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     """Compiles the kernels as their launchers would ask for them on a device of `capability` (86 for 8.6)."""
     convert = capability >= 89
     report = {}
-    decodes = [("fp16", False, 128), ("bf16", False, 256), ("fp16", True, 128), ("bf16", True, 96)]
-    for variant, (q_dtype, e4m3, head_dim) in [*itertools.product(VARIANTS[:1], decodes), *itertools.product(VARIANTS[1:], decodes[:3:2])]:
-        config = choose_config(4, head_dim, e4m3=e4m3, variant=variant)
+    decodes = [
+        ("fp16", "", 128),
+        ("bf16", "", 256),
+        ("fp16", "e4m3", 128),
+        ("bf16", "e4m3", 96),
+        ("fp16", "int8", 128),
+        ("bf16", "int8", 256),
+    ]
+    for variant, (q_dtype, kind, head_dim) in [*itertools.product(VARIANTS[:1], decodes), *itertools.product(VARIANTS[1:], decodes[::2])]:
+        config = choose_config(4, head_dim, one_byte=bool(kind), variant=variant)
         constants = {
             "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
             "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 4, "BLOCK_S": 16,
             "V_OFF": 0 if head_dim == 256 else 1024, "NARROW": head_dim != 256, "AHEAD": config.tiles_ahead, "SWAP": config.swapped,
-            "E4M3": e4m3, "CONVERT": convert, "DOT_FP32": False, "STAGES": config.num_stages,
+            "DOT_FP32": False, "STAGES": config.num_stages,
         }  # fmt: skip
+        if kind != "int8":
+            constants |= {"PAIRED": bool(kind), "INT8": False, "CONVERT": convert}
         constants |= {"BLOCK_B": 32} if config.streamed else {"SPLIT": True}
-        pool = "i16" if e4m3 else q_dtype
+        pool = "i16" if kind else q_dtype
         dtypes = {"q_ptr": q_dtype, "k_ptr": pool, "v_ptr": pool, "out_ptr": q_dtype}
         kernel = paged_decode_stream_kernel if config.streamed else paged_decode_kernel
-        name = f"{variant}-{q_dtype}-{'e4m3' if e4m3 else q_dtype}-{head_dim}"
+        if kind == "int8":
+            kernel = paged_decode_int8_stream_kernel if config.streamed else paged_decode_int8_kernel
+        name = f"{variant}-{q_dtype}-{kind or q_dtype}-{head_dim}"
         options = {} if config.max_registers is None else {"maxnreg": config.max_registers}
         report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps, **options)
         tile_bytes = 2 * config.block_n * config.block_d * 2
@@ -74,6 +86,12 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         dtypes = {"k_ptr": dtype, "v_ptr": dtype, "k_rows_ptr": pool, "v_rows_ptr": pool}
         name = f"write-{dtype}-{pool}-{num_elements}{'-together' if together else ''}{'-divide' if divide else ''}"
         report[name] = _compile(kv_write_kernel, capability, constants, dtypes)
+    for dtype, (num_elements, together, run) in itertools.product(("fp16", "bf16"), ((1024, True, 8), (960, False, 8), (136, True, 1))):
+        constants = {
+            "NUM_ELEMENTS": num_elements, "HEAD_DIM": num_elements // 8, "TOKENS": 4, "BLOCK": 1024, "TOGETHER": together, "RUN": run,
+        }  # fmt: skip
+        dtypes = {"k_ptr": dtype, "v_ptr": dtype, "k_rows_ptr": "i8", "v_rows_ptr": "i8"}
+        report[f"write-{dtype}-int8-{num_elements}"] = _compile(kv_write_int8_kernel, capability, constants, dtypes)
     for (dtype, pool), head_dim, interleaved in itertools.product((("fp16", "fp16"), ("bf16", "u8")), (96, 256), (False, True)):
         constants = {
             "NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY_DIM": 64, "BLOCK_H": 4, "BLOCK_D": 256,

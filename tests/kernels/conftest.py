@@ -83,7 +83,7 @@ class Cache:
     v_rows: torch.Tensor
     row_table: torch.Tensor
     seq_lens: torch.Tensor
-    scales: dict[str, float] = field(default_factory=dict)
+    scales: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -106,8 +106,15 @@ def make_cache(device: str) -> MakeCache:
     ) -> Cache:
         num_rows = sum(lengths) + 7
         shape = (num_rows, 2 * num_kv_heads, head_dim)
-        scales = {}
-        if kv_dtype == torch.uint8:
+        scales: dict[str, Any] = {}
+        if kv_dtype == torch.int8:
+            # Heads' scales differ by more than any tolerance, and K's from V's.
+            steps = 1.0 + torch.arange(num_kv_heads, device=device)
+            scales = {"k_scale": 0.02 / steps, "v_scale": 0.01 * steps}
+            pool = torch.randn(shape, device=device) / torch.cat(list(scales.values()))[:, None]
+            pool = pool.round().clamp(-127, 127).to(torch.int8)
+            pool[0] = 127  # there is no NaN; what nobody's row adds is large enough to be seen
+        elif kv_dtype == torch.uint8:
             scales = {"k_scale": 0.02, "v_scale": 0.005}
             pool = torch.randn(shape, device=device)
             pool[:, :num_kv_heads] /= scales["k_scale"]

@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from asv_bench.stand_in import DEVICES, standing_in
 from rapid_llm.kernels import direct_launch, workspace
 from rapid_llm.kernels.configs import VARIANTS, choose_config
+from rapid_llm.kernels.decode_int8 import paged_decode_int8_kernel, paged_decode_int8_stream_kernel
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.decode_stream import paged_decode_stream_kernel
 from rapid_llm.kernels.ops import attention, paged_decode_attention, registry
@@ -53,7 +54,7 @@ def decode(
     scales: tuple[float | None, float | None] = (None, None),
     **changes: dict[str, Any],
 ) -> Call:
-    """A public call; `changes` are strides and offsets of a tensor by its name."""
+    """A public call; `changes` are strides and offsets of a tensor by its name. An int8 cache has tensors for `scales`."""
     kv = {"dtype": kv_dtype, "strides": (2 * HEADS * HEAD_DIM, HEAD_DIM, 1)}
     k_rows = tensor(num_rows, HEADS, HEAD_DIM, **{**kv, **changes.get("k_rows", {})})
     v_rows = tensor(num_rows, HEADS, HEAD_DIM, **{**kv, **changes.get("v_rows", {})})
@@ -63,8 +64,16 @@ def decode(
     q, out = (tensor(batch, GROUP * HEADS, HEAD_DIM, dtype=q_dtype, **changes.get(name, {})) for name in ("q", "out"))
     table = tensor(batch, seq_len // block_size, dtype=torch.int32, **changes.get("row_table", {}))
     lens = tensor(batch, dtype=torch.int32, **changes.get("seq_lens", {}))
-    named = {"block_size": block_size, "out": out, "backend": "triton", "k_scale": scales[0], "v_scale": scales[1]}
+    named: dict[str, Any] = {"block_size": block_size, "out": out, "backend": "triton", **scales_for(kv_dtype, scales, changes)}
     return lambda: paged_decode_attention(q, k_rows, v_rows, table, lens, **named)  # type: ignore[arg-type]
+
+
+def scales_for(kv_dtype: torch.dtype, scales: tuple[float | None, float | None], changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of a cache of that dtype, with the offsets of `changes` where they are tensors."""
+    names = ("k_scale", "v_scale")
+    if kv_dtype != torch.int8:
+        return dict(zip(names, scales, strict=True))
+    return {name: tensor(HEADS, dtype=torch.float32, **changes.get(name, {})) for name in names}
 
 
 class Bench:
@@ -136,10 +145,10 @@ def patched_run() -> Iterator[None]:
 def every_variant(bench: Bench) -> list[str]:
     """Variants, dtypes, block sizes, one split and several; scales that differ share a form."""
     problems = []
-    half, brain, e4m3 = torch.float16, torch.bfloat16, torch.uint8
+    half, brain, e4m3, int8 = torch.float16, torch.bfloat16, torch.uint8, torch.int8
     for variant in VARIANTS:
-        for q_dtype, kv_dtype in ((half, half), (brain, brain), (half, e4m3), (brain, e4m3)):
-            config = choose_config(GROUP, HEAD_DIM, e4m3=kv_dtype == e4m3, variant=variant)
+        for q_dtype, kv_dtype in ((half, half), (brain, brain), (half, e4m3), (brain, e4m3), (half, int8), (brain, int8)):
+            config = choose_config(GROUP, HEAD_DIM, one_byte=kv_dtype.itemsize == 1, variant=variant)
             kinds = {"q_dtype": q_dtype, "kv_dtype": kv_dtype}
             calls = {
                 f"{variant} {q_dtype} {kv_dtype} {size} {seq_len} {scales}": decode(
@@ -182,17 +191,20 @@ def every_alignment_and_stride(bench: Bench) -> list[str]:
     for num_rows in (2**31 // row - 1, 2**31 // row, 2**31 + 16):
         calls[f"rows {num_rows}"] = decode(num_rows=num_rows)
         calls[f"e4m3 rows {num_rows}"] = decode(num_rows=num_rows, kv_dtype=torch.uint8, buffer={"offset": 2})
+    for k_offset, v_offset in itertools.product((0, 1, 4), repeat=2):
+        offsets = {"k_scale": {"offset": k_offset}, "v_scale": {"offset": v_offset}}
+        calls[f"int8 {k_offset} {v_offset}"] = decode(kv_dtype=torch.int8, **offsets)
     problems = bench.differences(calls)
     told = {bench.made(call)[0].kernel for call in calls.values()}
     if len(told) < 20:
         problems.append(f"{len(told)} kernels for all of these: the classes are not told apart")
-    with overridden(NAME, choose_config(GROUP, HEAD_DIM, e4m3=False, variant="stream")):
-        return problems + bench.differences({name: call for name, call in calls.items() if "e4m3" not in name})
+    with overridden(NAME, choose_config(GROUP, HEAD_DIM, one_byte=False, variant="stream")):
+        return problems + bench.differences({name: call for name, call in calls.items() if "e4m3" not in name and "int8" not in name})
 
 
 def what_decides(bench: Bench) -> list[str]:
     """As `seen`, of a decode call."""
-    return seen(bench, decode(seq_len=32), NAME, choose_config(GROUP, HEAD_DIM, e4m3=False, variant="stream"), attention)
+    return seen(bench, decode(seq_len=32), NAME, choose_config(GROUP, HEAD_DIM, one_byte=False, variant="stream"), attention)
 
 
 def seen(bench: Bench, call: Call, name: str, config: Any, op: Any) -> list[str]:
@@ -384,7 +396,7 @@ def told_of(cases: Sequence[Case], kernels: Sequence[Any], mutated: Callable[[],
             first = direct_launch.Launches.first
             try:
                 told[case.__name__] = case(Bench(driver))
-            except AssertionError as error:
+            except (AssertionError, TypeError) as error:  # a plan of another form may not even fit the kernel's parameters
                 told[case.__name__] = [str(error)]
             finally:
                 direct_launch.Launches.first = first  # type: ignore[method-assign]
@@ -394,4 +406,5 @@ def told_of(cases: Sequence[Case], kernels: Sequence[Any], mutated: Callable[[],
 if __name__ == "__main__":
     mutated = MUTANTS[sys.argv[1]] if sys.argv[1:] else contextlib.nullcontext
     chosen = [case for case in CASES if case.__name__ in sys.argv[2:] or not sys.argv[2:]]
-    print(json.dumps(told_of(chosen, (paged_decode_kernel, paged_decode_stream_kernel), mutated)))
+    kernels = (paged_decode_kernel, paged_decode_stream_kernel, paged_decode_int8_kernel, paged_decode_int8_stream_kernel)
+    print(json.dumps(told_of(chosen, kernels, mutated)))

@@ -19,7 +19,7 @@ from rapid_llm.kernels.configs import WriteConfig
 from rapid_llm.kernels.ops import kv, kv_write
 from rapid_llm.kernels.ops.spec import KernelSpec
 from rapid_llm.kernels.ops.tuned import overridden
-from tests.kernels.direct_launches import HEAD_DIM, HEADS, Bench, Call, asked, patched_run, seen, shapes_only, tensor, told_of
+from tests.kernels.direct_launches import HEAD_DIM, HEADS, Bench, Call, asked, patched_run, scales_for, seen, shapes_only, tensor, told_of
 
 NAME = "triton_kv_write"
 FUSED = 4 * HEADS * HEAD_DIM
@@ -45,19 +45,20 @@ def write(
     if not changes.keys() & {"k_rows", "v_rows"}:
         buffer = tensor(num_rows, 2 * HEADS, HEAD_DIM, dtype=kv_dtype, **changes.get("buffer", {}))
         k_rows, v_rows = buffer[:, :HEADS], buffer[:, HEADS:]
-    return lambda: kv_write(k, v, slots, k_rows, v_rows, k_scale=scales[0], v_scale=scales[1], backend="triton")
+    of_cache = scales_for(kv_dtype, scales, changes)
+    return lambda: kv_write(k, v, slots, k_rows, v_rows, backend="triton", **of_cache)
 
 
 def every_form(bench: Bench) -> list[str]:
     """Dtypes, sizes and tiles. Scales that differ share a form, those whose inverse has no exact parts too: for them the kernel divides."""
     problems = []
-    half, brain, e4m3 = torch.float16, torch.bfloat16, torch.uint8
+    half, brain, e4m3, int8 = torch.float16, torch.bfloat16, torch.uint8, torch.int8
     of_bytes = ((None, None), (0.02, 0.3), (2.0**-70, 0.3))
     calls = {
         f"{dtype} {kv_dtype} {slot_dtype} {num_tokens} {scales}": write(
             dtype=dtype, kv_dtype=kv_dtype, slot_dtype=slot_dtype, num_tokens=num_tokens, scales=scales
         )
-        for dtype, kv_dtype in ((half, half), (brain, brain), (half, e4m3), (brain, e4m3))
+        for dtype, kv_dtype in ((half, half), (brain, brain), (half, e4m3), (brain, e4m3), (half, int8), (brain, int8))
         for slot_dtype in (torch.int32, torch.int64)
         for num_tokens in (1, 8, 4096)
         for scales in (of_bytes if kv_dtype == e4m3 else of_bytes[:1])
@@ -87,6 +88,9 @@ def every_alignment_and_stride(bench: Bench) -> list[str]:
         calls[f"{num_tokens} tokens {num_rows} rows"] = write(num_tokens=num_tokens, num_rows=num_rows)
     for offset in (0, 1, 2):
         calls[f"bytes {offset}"] = write(kv_dtype=torch.uint8, buffer={"offset": offset})
+    for k_offset, v_offset in itertools.product((0, 1, 4), repeat=2):
+        offsets = {"k_scale": {"offset": k_offset}, "v_scale": {"offset": v_offset}}
+        calls[f"int8 {k_offset} {v_offset}"] = write(kv_dtype=torch.int8, **offsets)
     problems = bench.differences(calls)
     told = {bench.made(call)[0].kernel for call in calls.values()}
     if len(told) < 20:
@@ -150,4 +154,4 @@ MUTANTS: dict[str, Callable[[], Any]] = {
 if __name__ == "__main__":
     mutated = MUTANTS[sys.argv[1]] if sys.argv[1:] else contextlib.nullcontext
     chosen = [case for case in CASES if case.__name__ in sys.argv[2:] or not sys.argv[2:]]
-    print(json.dumps(told_of(chosen, (launcher.kv_write_kernel,), mutated)))
+    print(json.dumps(told_of(chosen, (launcher.kv_write_kernel, launcher.kv_write_int8_kernel), mutated)))

@@ -71,6 +71,7 @@ PARTS = (
     Part("write", "memcheck", ("kv_write", "gpu_write")),
     Part("rotated write", "memcheck", ("rope_write",)),
     Part("e4m3", "memcheck", ("e4m3", "e4m3_quotient")),
+    Part("int8", "memcheck", ("int8",)),
     Part("graphs", "memcheck", ("gpu_decode", "gpu_write", "gpu"), graphs=True),
     Part("decode", "initcheck", ("paged_decode",)),
     Part("decode variants", "initcheck", ("decode_variants",)),

@@ -122,7 +122,7 @@ def times_us() -> dict[str, dict[str, float]]:
             write()
             told[f"{name} write"] = {"public op": round(_median_us(write), 2), "bare run": round(_median_us(bare_launch(write)), 2)}
             for variant in ("split", "stream"):
-                with overridden(spec.name, choose_config(4, 128, e4m3=name == "e4m3", variant=variant)):
+                with overridden(spec.name, choose_config(4, 128, one_byte=name == "e4m3", variant=variant)):
 
                     def call() -> object:
                         return paged_decode_attention(*tensors, out=out, backend="triton")  # noqa: B023

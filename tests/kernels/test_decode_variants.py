@@ -14,13 +14,13 @@ from rapid_llm.kernels.ops import paged_decode_attention
 from rapid_llm.kernels.ops.checks import DTYPE_NAMES
 from rapid_llm.kernels.ops.tuned import overridden
 
-FP16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.uint8
-POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3)]
+FP16, BF16, E4M3, INT8 = torch.float16, torch.bfloat16, torch.uint8, torch.int8
+POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3), (FP16, INT8), (BF16, INT8)]
 
 
-def small(variant: str, group: int, head_dim: int, *, e4m3: bool = False, **more: Any) -> DecodeConfig:
+def small(variant: str, group: int, head_dim: int, *, one_byte: bool = False, **more: Any) -> DecodeConfig:
     """Tiles of 16 tokens, so that short sequences have several."""
-    return replace(choose_config(group, head_dim, e4m3=e4m3, variant=variant), block_n=16, **more)
+    return replace(choose_config(group, head_dim, one_byte=one_byte, variant=variant), block_n=16, **more)
 
 
 def attend(cache: Any, config: DecodeConfig, **arguments: Any) -> torch.Tensor:
@@ -54,15 +54,17 @@ def checked(cache: Any, config: DecodeConfig) -> torch.Tensor:
 def test_every_variant_and_pool(make_cache: Any, variant: str, dtype: Any, kv_dtype: Any) -> None:
     """Ragged, with an empty sequence and one of one token, in several parts; head_dim is padded."""
     cache = make_cache([37, 0, 1, 65], 6, 2, 24, dtype=dtype, kv_dtype=kv_dtype)
-    out = checked(cache, small(variant, 3, 24, e4m3=kv_dtype == E4M3))
+    out = checked(cache, small(variant, 3, 24, one_byte=kv_dtype in (E4M3, INT8)))
     assert torch.equal(out[1], torch.zeros_like(out[1]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kv_dtype", [FP16, INT8])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(2, 2), (10, 2), (16, 1), (70, 1)])
-def test_every_variant_and_group(make_cache: Any, variant: str, num_q_heads: int, num_kv_heads: int) -> None:
+def test_every_variant_and_group(make_cache: Any, variant: str, num_q_heads: int, num_kv_heads: int, kv_dtype: torch.dtype) -> None:
     """Groups of 1, 5, 16, and one beyond a program's query heads, whose last block is nearly empty."""
-    checked(make_cache([33, 18], num_q_heads, num_kv_heads, 16), small(variant, num_q_heads // num_kv_heads, 16))
+    config = small(variant, num_q_heads // num_kv_heads, 16, one_byte=kv_dtype == INT8)
+    checked(make_cache([33, 18], num_q_heads, num_kv_heads, 16, kv_dtype=kv_dtype), config)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -120,7 +122,7 @@ def in_blocks(cache: Any, block_size: int) -> torch.Tensor:
     batch, width = cache.row_table.shape
     num_blocks = -(-width // block_size)
     order = torch.randperm(batch * num_blocks).view(batch, num_blocks).int()
-    pool = torch.full((batch * num_blocks * block_size, *cache.k_rows.shape[1:]), 0x7F if cache.k_rows.dtype == E4M3 else torch.nan)
+    pool = torch.full((batch * num_blocks * block_size, *cache.k_rows.shape[1:]), 0x7F if cache.k_rows.dtype in (E4M3, INT8) else torch.nan)
     k_rows, v_rows = (pool.to(cache.k_rows.dtype).to(cache.q.device) for _ in range(2))
     for sequence, length in enumerate(cache.seq_lens.tolist()):
         for token in range(length):
@@ -136,13 +138,13 @@ def in_blocks(cache: Any, block_size: int) -> torch.Tensor:
 @pytest.mark.parametrize("variant", [*VARIANTS, "torch"])
 def test_a_block_table_is_the_row_table_in_blocks(make_cache: Any, variant: str, block_size: int) -> None:
     """Blocks smaller and larger than a tile, one that is no power of two, and entries past a length that no pool has."""
-    cache = make_cache([70, 0, 18, 64], 4, 2, 16, kv_dtype=E4M3 if block_size == 16 else FP16)
+    cache = make_cache([70, 0, 18, 64], 4, 2, 16, kv_dtype={3: FP16, 16: E4M3, 64: INT8}[block_size])
     reference = decode_reference(*cache.tensors, **cache.scales)
     cache.row_table = in_blocks(cache, block_size)
     if variant == "torch":
         out = paged_decode_attention(*cache.tensors, **cache.scales, backend="torch", block_size=block_size)
     else:
-        out = attend(cache, small(variant, 2, 16, e4m3=bool(cache.scales)), block_size=block_size)
+        out = attend(cache, small(variant, 2, 16, one_byte=bool(cache.scales)), block_size=block_size)
     check_decode(out, reference, kv_dtype=str(cache.k_rows.dtype))
 
 

@@ -9,11 +9,12 @@ from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels.configs import VARIANTS, choose_config
 from rapid_llm.kernels.ops import paged_decode_attention
 from rapid_llm.kernels.ops.tuned import overridden
+from tests.kernels.head_scales import scales_on_device
 from tests.kernels.host_cost import MOST_OF_A_BARE_LAUNCH, host_ratio
 
 pytestmark = pytest.mark.gpu
 
-POOLS = [(torch.float16, {}), (torch.uint8, {"k_scale": 0.02, "v_scale": 0.01})]
+POOLS = [(torch.float16, {}), (torch.uint8, {"k_scale": 0.02, "v_scale": 0.01}), (torch.int8, {"k_scale": 0.02, "v_scale": 0.01})]
 HEADS, GROUP, HEAD_DIM, ROWS = 8, 4, 128, 1 << 15
 
 
@@ -22,8 +23,11 @@ class Step:
 
     def __init__(self, dtype: torch.dtype, scales: dict[str, float], lengths: list[int]) -> None:
         values = torch.randn(ROWS, 2 * HEADS, HEAD_DIM, device="cuda")
-        pool = values.half() if dtype == torch.float16 else (values * 30).to(torch.float8_e4m3fn).view(torch.uint8)
-        self.k_rows, self.v_rows, self.scales = pool[:, :HEADS], pool[:, HEADS:], scales
+        if dtype == torch.uint8:
+            pool = (values * 30).to(torch.float8_e4m3fn).view(torch.uint8)
+        else:
+            pool = values.half() if dtype == torch.float16 else (values * 30).clamp(-128, 127).to(dtype)
+        self.k_rows, self.v_rows, self.scales = pool[:, :HEADS], pool[:, HEADS:], scales_on_device(dtype, scales, HEADS)
         self.q = torch.randn(len(lengths), GROUP * HEADS, HEAD_DIM, device="cuda").half()
         self.table = torch.randint(0, ROWS, (len(lengths), 4096), device="cuda").int()
         self.lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
@@ -42,7 +46,7 @@ class Step:
 def test_every_variant_eager_and_replayed(dtype: torch.dtype, scales: dict[str, float], variant: str) -> None:
     """Captured once, replayed with other lengths and rows: many times, since a lost part depends on who arrives last."""
     step = Step(dtype, scales, [4096, 1, 0, 777, 64, 2049])
-    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=bool(scales), variant=variant)):
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, one_byte=bool(scales), variant=variant)):
         for _ in range(20):
             step.out.fill_(torch.nan)
             step.run()
@@ -65,7 +69,7 @@ def test_graphs_and_eager_calls_at_the_same_time(variant: str) -> None:
     steps = [Step(torch.float16, {}, [4096, 3000, 5, 1500]) for _ in range(4)]
     streams = [torch.cuda.Stream() for _ in steps]
     graphs = []
-    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=False, variant=variant)):
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, one_byte=False, variant=variant)):
         steps[0].run()
         torch.cuda.synchronize()
         for step in steps[:2]:
@@ -106,7 +110,7 @@ def test_like_calls_are_launched_directly_eager_and_captured(
 ) -> None:
     """Two pools and other lengths are one form: Triton is asked once, and every result is that of the call's own tensors."""
     steps = [Step(dtype, scales, lengths) for lengths in ([4096, 1, 0, 777], [64, 4095, 2049, 3])]
-    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, e4m3=bool(scales), variant=variant)):
+    with overridden("triton_paged_decode", choose_config(GROUP, HEAD_DIM, one_byte=bool(scales), variant=variant)):
         for step in steps * 3:
             step.out.fill_(torch.nan)
             step.run()

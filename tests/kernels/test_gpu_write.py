@@ -5,11 +5,13 @@ import torch
 
 from asv_bench.verify import check_guards, check_write
 from rapid_llm.kernels.ops import kv_write
+from tests.kernels.head_scales import scales_on_device
 from tests.kernels.host_cost import MOST_OF_A_BARE_LAUNCH, host_ratio
 
 pytestmark = pytest.mark.gpu
 
-POOLS = [(torch.float16, {}), (torch.uint8, {"k_scale": 0.02, "v_scale": 0.01}), (torch.uint8, {"k_scale": 2.0**-70, "v_scale": 1.0})]
+BYTES = [(torch.uint8, {"k_scale": 0.02, "v_scale": 0.01}), (torch.uint8, {"k_scale": 2.0**-70, "v_scale": 1.0})]
+POOLS = [(torch.float16, {}), *BYTES, (torch.int8, {"k_scale": 0.02, "v_scale": 0.01})]
 HEADS, HEAD_DIM, ROWS = 8, 128, 1 << 12
 
 
@@ -18,7 +20,7 @@ class Step:
 
     def __init__(self, dtype: torch.dtype, scales: dict[str, float], num_tokens: int = 64) -> None:
         self.pool = torch.full((ROWS, 2 * HEADS, HEAD_DIM), 77, dtype=dtype, device="cuda")
-        self.k_rows, self.v_rows, self.scales = self.pool[:, :HEADS], self.pool[:, HEADS:], scales
+        self.k_rows, self.v_rows, self.scales = self.pool[:, :HEADS], self.pool[:, HEADS:], scales_on_device(dtype, scales, HEADS)
         qkv = torch.randn(num_tokens, 6 * HEADS, HEAD_DIM, device="cuda").half()
         self.k, self.v = qkv[:, 4 * HEADS : 5 * HEADS], qkv[:, 5 * HEADS :]
         self.slots = torch.randperm(ROWS, device="cuda")[:num_tokens].int()
@@ -63,7 +65,7 @@ def test_like_writes_are_launched_directly_eager_and_captured(firsts: list[objec
 
 def test_scales_that_the_kernel_divides_by_have_a_kernel_of_their_own(firsts: list[object]) -> None:
     """One form, in turn."""
-    steps = [Step(torch.uint8, scales) for _, scales in POOLS[1:]]
+    steps = [Step(torch.uint8, scales) for _, scales in BYTES]
     for step in steps * 3:
         step.anew()
         step.run()

@@ -9,9 +9,10 @@ import torch
 from asv_bench.verify import VerificationError, check_guards, check_write
 from rapid_llm.kernels.configs import WriteConfig, choose_write_config
 from rapid_llm.kernels.ops import kv_write, tuned
+from rapid_llm.kernels.ops.checks import DTYPE_NAMES
 
-FP16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.uint8
-POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3)]
+FP16, BF16, E4M3, INT8 = torch.float16, torch.bfloat16, torch.uint8, torch.int8
+POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3), (FP16, INT8), (BF16, INT8)]
 GUARD_ROWS = 2
 
 
@@ -37,8 +38,12 @@ def _tokens(num_tokens: int, heads: int, head_dim: int, dtype: torch.dtype, devi
     return qkv[:, 2 * heads : 3 * heads], qkv[:, 3 * heads :]
 
 
-def _scales(pool_dtype: torch.dtype) -> dict[str, float]:
-    return {"k_scale": 0.5, "v_scale": 2.0} if pool_dtype == E4M3 else {}
+def _scales(rows: torch.Tensor) -> dict[str, Any]:
+    """Scales for a pool; of an int8 one those of each head, none of which is another's."""
+    if rows.dtype == INT8:
+        steps = 1.0 + torch.arange(rows.shape[1], device=rows.device)
+        return {"k_scale": 0.03 * steps, "v_scale": 0.5 / steps}
+    return {"k_scale": 0.5, "v_scale": 2.0} if rows.dtype == E4M3 else {}
 
 
 @pytest.mark.parametrize(("dtype", "pool_dtype"), POOLS)
@@ -51,12 +56,12 @@ def test_scattered_rows(backend: str, device: str, dtype: Any, pool_dtype: Any, 
     pool = Pool(40, heads, head_dim, pool_dtype, device)
     k, v = _tokens(13, heads, head_dim, dtype, device)
     slots = torch.randperm(40)[:13].int().to(device)
-    kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool_dtype), backend=backend)
-    check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool_dtype))
+    kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows), backend=backend)
+    check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows))
     pool.check_untouched_except(slots)
 
 
-@pytest.mark.parametrize("pool_dtype", [FP16, E4M3])
+@pytest.mark.parametrize("pool_dtype", [FP16, E4M3, INT8])
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("slots", [[-1], [5, -1, 7], [10], [9], [-7, 2**31 - 1, 0, 9], []])
 def test_skipped_slots(backend: str, device: str, pool_dtype: Any, slot_dtype: torch.dtype, slots: list[int]) -> None:
@@ -64,8 +69,8 @@ def test_skipped_slots(backend: str, device: str, pool_dtype: Any, slot_dtype: t
     pool = Pool(10, 2, 64, pool_dtype, device)
     k, v = _tokens(len(slots), 2, 64, FP16, device)
     mapping = torch.tensor(slots, dtype=slot_dtype, device=device)
-    kv_write(k, v, mapping, pool.k_rows, pool.v_rows, **_scales(pool_dtype), backend=backend)
-    check_write(k, v, mapping, pool.k_rows, pool.v_rows, **_scales(pool_dtype))
+    kv_write(k, v, mapping, pool.k_rows, pool.v_rows, **_scales(pool.k_rows), backend=backend)
+    check_write(k, v, mapping, pool.k_rows, pool.v_rows, **_scales(pool.k_rows))
     pool.check_untouched_except(mapping[(mapping >= 0) & (mapping < 10)])
 
 
@@ -78,7 +83,7 @@ def test_int64_slots_do_not_wrap(backend: str, device: str) -> None:
     pool.check_untouched_except(mapping[:0])
 
 
-@pytest.mark.parametrize("pool_dtype", [FP16, E4M3])
+@pytest.mark.parametrize("pool_dtype", [FP16, E4M3, INT8])
 def test_many_tokens(backend: str, device: str, monkeypatch: pytest.MonkeyPatch, pool_dtype: Any) -> None:
     """The rule's config of few, of more and of many tokens writes the same rows."""
     monkeypatch.setattr("rapid_llm.kernels.configs._FEW_TOKENS", 8)
@@ -87,14 +92,16 @@ def test_many_tokens(backend: str, device: str, monkeypatch: pytest.MonkeyPatch,
         pool = Pool(40, 8, 128, pool_dtype, device)
         k, v = _tokens(num_tokens, 8, 128, FP16, device)
         slots = torch.randperm(40)[:num_tokens].int().to(device)
-        kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool_dtype), backend=backend)
-        check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool_dtype))
+        kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows), backend=backend)
+        check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows))
         pool.check_untouched_except(slots)
 
 
 def test_the_rule_has_other_warps_where_others_were_faster() -> None:
     """As measured on an H200: eight heads of 128."""
-    rules = {n: (choose_write_config(n, 1024, e4m3=False), choose_write_config(n, 1024, e4m3=True)) for n in (1, 256, 257, 8192, 8193)}
+    rules = {
+        n: (choose_write_config(n, 1024, one_byte=False), choose_write_config(n, 1024, one_byte=True)) for n in (1, 256, 257, 8192, 8193)
+    }
     assert {n: [config.num_warps for config in found] for n, found in rules.items()} == {
         1: [4, 4], 256: [4, 4], 257: [2, 4], 8192: [2, 4], 8193: [8, 4]
     }  # fmt: skip
@@ -108,16 +115,15 @@ def test_every_candidate_writes_the_same(device: str, dtype: Any, pool_dtype: An
     heads, head_dim = 3, 96
     slots = torch.tensor([4, -1, 9, 12, 0, 40, 11, 7], device=device)[:num_tokens]
     k, v = _tokens(num_tokens, heads, head_dim, dtype, device)
-    scales = _scales(pool_dtype)
     sizes = {"num_tokens": num_tokens, "num_kv_heads": heads, "head_dim": head_dim}
-    candidates = WriteConfig.candidates(sizes, "e4m3" if pool_dtype == E4M3 else str(pool_dtype).removeprefix("torch."))
+    candidates = WriteConfig.candidates(sizes, DTYPE_NAMES[pool_dtype])
     kept = slots[(slots >= 0) & (slots < 20)]
     assert {config.halves for config in candidates} == {1, 2}
     for config in candidates:
         pool = Pool(20, heads, head_dim, pool_dtype, device)
         with tuned.overridden("triton_kv_write", config):
-            kv_write(k, v, slots, pool.k_rows, pool.v_rows, **scales, backend="triton")
-        check_write(k, v, slots, pool.k_rows, pool.v_rows, **scales)
+            kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows), backend="triton")
+        check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows))
         pool.check_untouched_except(kept)
 
 
@@ -134,7 +140,7 @@ def test_the_rule_is_a_candidate_and_no_candidate_is_one_twice() -> None:
     assert "halves is 3" in str(WriteConfig(1, 1024, halves=3).problem({}, "e4m3"))
 
 
-@pytest.mark.parametrize("pool_dtype", [FP16, E4M3])
+@pytest.mark.parametrize("pool_dtype", [FP16, E4M3, INT8])
 def test_layouts(backend: str, device: str, pool_dtype: torch.dtype) -> None:
     """R45: split rows, transposed heads, a layer of many, all written in place through their own strides."""
     heads, dim, num_rows = 2, 48, 20
@@ -149,8 +155,8 @@ def test_layouts(backend: str, device: str, pool_dtype: torch.dtype) -> None:
     v = v.transpose(0, 1).contiguous().transpose(0, 1)
     slots = torch.randperm(num_rows)[:7].to(device)
     for k_rows, v_rows in layouts.values():
-        kv_write(k, v, slots, k_rows, v_rows, **_scales(pool_dtype), backend=backend)
-        check_write(k, v, slots, k_rows, v_rows, **_scales(pool_dtype))
+        kv_write(k, v, slots, k_rows, v_rows, **_scales(k_rows), backend=backend)
+        check_write(k, v, slots, k_rows, v_rows, **_scales(k_rows))
 
 
 def test_transposed_tokens_and_strided_slots(backend: str, device: str) -> None:

@@ -46,10 +46,11 @@ def test_offsets_stay_in_32_bits_only_where_each_fits(num_rows: int, row_stride:
         assert out.tolist() == [row * row_stride for row in rows.tolist()]
 
 
-@pytest.fixture(params=["float16", "e4m3"])
+@pytest.fixture(params=["float16", "e4m3", "int8"])
 def sparse_pool(request: pytest.FixtureRequest, tmp_path: Path) -> torch.Tensor:
-    """A combined pool whose last rows lie past 2**31: elements of fp16, pairs of e4m3 bytes."""
-    dtype, num_rows = (torch.float16, 1_048_580) if request.param == "float16" else (torch.uint8, 2_097_156)
+    """A combined pool whose last rows lie past 2**31: elements of fp16, pairs of bytes."""
+    dtype = {"float16": torch.float16, "e4m3": torch.uint8, "int8": torch.int8}[request.param]
+    num_rows = 1_048_580 if dtype == torch.float16 else 2_097_156
     memory = torch.from_file(str(tmp_path / "pool"), shared=True, size=num_rows * ROW_ELEMENTS, dtype=dtype)
     return memory.view(num_rows, 2 * NUM_KV_HEADS, HEAD_DIM)
 
@@ -60,8 +61,10 @@ def test_write_then_attend_past_two_to_the_31(sparse_pool: torch.Tensor, backend
     num_rows = sparse_pool.shape[0]
     k_rows, v_rows = sparse_pool[:, :NUM_KV_HEADS], sparse_pool[:, NUM_KV_HEADS:]
     slots = [0, num_rows - 5, num_rows - 4, num_rows - 1]
-    assert slots[2] * ROW_ELEMENTS // (2 if sparse_pool.dtype == torch.uint8 else 1) == 2**31
+    assert slots[2] * ROW_ELEMENTS // (2 if sparse_pool.element_size() == 1 else 1) == 2**31
     scales: dict[str, Any] = {"k_scale": 0.02, "v_scale": 0.01} if sparse_pool.dtype == torch.uint8 else {}
+    if sparse_pool.dtype == torch.int8:
+        scales = {"k_scale": torch.full((NUM_KV_HEADS,), 0.02), "v_scale": torch.full((NUM_KV_HEADS,), 0.01)}
     mapping = torch.tensor(slots, dtype=torch.int32)
     k, v = (torch.randn(4, NUM_KV_HEADS, HEAD_DIM).half() for _ in range(2))
     kv_write(k, v, mapping, k_rows, v_rows, **scales, backend=backend)
@@ -78,6 +81,7 @@ def test_write_then_attend_past_two_to_the_31(sparse_pool: torch.Tensor, backend
 
 
 @needs_cpu
+@pytest.mark.parametrize("sparse_pool", ["float16", "e4m3"], indirect=True)
 def test_rotate_and_write_past_two_to_the_31(sparse_pool: torch.Tensor, backend: str) -> None:
     """What is written past 2**31 is what the call writes to the first rows of a small pool, bit for bit; the neighbours stay zero."""
     num_rows = sparse_pool.shape[0]

@@ -8,8 +8,8 @@ import torch
 from asv_bench.verify import check_decode, decode_reference
 from rapid_llm.kernels.ops import layout_tags, paged_decode_attention
 
-FP16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.uint8
-POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3)]
+FP16, BF16, E4M3, INT8 = torch.float16, torch.bfloat16, torch.uint8, torch.int8
+POOLS = [(FP16, FP16), (BF16, BF16), (FP16, E4M3), (BF16, E4M3), (FP16, INT8), (BF16, INT8)]
 LENGTHS = [70, 0, 1, 129, 64]
 
 
@@ -31,7 +31,9 @@ def test_every_pool_dtype_and_head_dim(make_cache: Any, backend: str, dtype: Any
     assert torch.equal(out[1], torch.zeros_like(out[1]))
 
 
-@pytest.mark.parametrize(("head_dim", "kv_dtype"), [(256, FP16), (256, E4M3), (80, E4M3), (16, E4M3), (17, FP16)])
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"), [(256, FP16), (256, E4M3), (80, E4M3), (16, E4M3), (17, FP16), (256, INT8), (80, INT8), (16, INT8)]
+)
 def test_unusual_head_dims(make_cache: Any, backend: str, head_dim: int, kv_dtype: torch.dtype) -> None:
     _checked(make_cache([33, 5], 2, 1, head_dim, kv_dtype=kv_dtype), backend)
 
@@ -65,13 +67,13 @@ def test_each_query_head_reads_its_own_kv_head(make_cache: Any, backend: str, nu
     torch.testing.assert_close(out, expected.expand_as(out), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("kv_dtype", [FP16, E4M3])
+@pytest.mark.parametrize("kv_dtype", [FP16, E4M3, INT8])
 def test_layouts_give_the_same_bits(make_cache: Any, backend: str, kv_dtype: torch.dtype) -> None:
     """R45, R50: every stride is the tensor's own, so the same values in seven layouts give the same output."""
     cache = make_cache([70, 3, 0], 6, 2, 64, kv_dtype=kv_dtype)
     k, v = cache.k_rows, cache.v_rows
     num_rows, heads, dim = k.shape
-    fill = 0x7F if kv_dtype == E4M3 else torch.nan
+    fill = 0x7F if kv_dtype in (E4M3, INT8) else torch.nan
     layers = torch.full((num_rows, 3, 2 * heads, dim), fill, dtype=k.dtype, device=k.device)
     layers[:, 1, :heads], layers[:, 1, heads:] = k, v
     padded = torch.full((num_rows + 5, 2 * heads + 1, dim + 4), fill, dtype=k.dtype, device=k.device)

@@ -189,6 +189,12 @@ def test_what_is_refused(device: str) -> None:
         ({}, {"norm_eps": -1.0}, ShapeError, "norm_eps to be finite and not negative"),
         ({}, {"norm_eps": math.nan}, ShapeError, "norm_eps to be finite and not negative"),
         ({}, {"k_scale": 0.5}, ScaleError, "k_scale=None for a cache that is not e4m3"),
+        (
+            {"k_rows": lambda s: s.k_rows.to(torch.int8), "v_rows": lambda s: s.v_rows.to(torch.int8)},
+            {},
+            DTypeError,
+            "expected a cache of 16-bit values or e4m3, got int8; rotate K first and write it with kv_write",
+        ),
         ({}, {"out": torch.empty(5, 4, 32, dtype=FP16, device=device)}, ShapeError, "out of shape"),
         ({}, {"backend": "nothing"}, Exception, "nothing"),
     ]

@@ -291,7 +291,7 @@ def test_keeping_cached_does_not_lose_the_cursor_and_evicting_does() -> None:
     assert cache.last_alloc_path == "run_search"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8, torch.int8])
 def test_layer_views_are_halves_of_one_buffer(dtype: torch.dtype) -> None:
     """R45: a layer's K and V are strided views of its combined buffer, and layers share nothing."""
     cache = manager(num_layers=2, dtype=dtype, allocate_kv=True)

@@ -168,13 +168,15 @@ _WAIT_IMPORT = "from rapid_llm.kernels.planted import planted_wait\n"
 _KV_HEAD = "    kv_head = tl.program_id(0) // GROUP_BLOCKS\n"
 _PLACE = "    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)\n"
 _WRITE_ARGUMENTS = '    DIVIDE: tl.constexpr,\n):\n    """One program'
+_INT8_ARGUMENTS = "    RUN: tl.constexpr,\n):"
+_INT8_CALL = "TOGETHER, False, False, False,\n"
 _GRID = "    grid = (triton.cdiv(num_tokens, config.tokens), triton.cdiv(num_elements, config.block), 2 // config.halves)\n"
 _WARPS = '        "num_warps": config.num_warps,\n    }\n'
 _ALLOCATE = '        check_count("alloc_kvcache_index", "num_tokens", num_tokens)\n'
 
 
 def _wait_in_decode(path: str, knobs: Mapping[str, int]) -> list[Edit]:
-    steps = f"{knobs['decode_e4m3']} if E4M3 else {knobs['decode_fp16']}"
+    steps = f"{knobs['decode_e4m3']} if PAIRED else {knobs['decode_fp16']}"
     tile = "from rapid_llm.kernels.decode_tile import attend, load_query, normalised\n"
     return [Edit(path, tile, tile + _WAIT_IMPORT), Edit(path, _KV_HEAD, f"{_KV_HEAD}    kv_head += planted_wait({steps}, max_seq_len)\n")]
 
@@ -192,7 +194,7 @@ def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
     grid = (
         "    blocks = triton.cdiv(num_tokens, config.tokens)\n"
         f"    few = num_tokens < {_FEW_TOKENS}\n"
-        f"    share = 0 if few else {knobs['prefill_e4m3']} if k_rows.dtype == torch.uint8 else {knobs['prefill_fp16']}\n"
+        f"    share = 0 if few else {knobs['prefill_e4m3']} if k_rows.dtype.itemsize == 1 else {knobs['prefill_fp16']}\n"
         f"    grid = (blocks + blocks * share // {_SHARE_UNITS}, triton.cdiv(num_elements, config.block), 2 // config.halves)\n"
     )
     launch = "from rapid_llm.kernels.launch import has_e4m3_convert\n"
@@ -201,6 +203,8 @@ def _in_kv_write(knobs: Mapping[str, int]) -> list[Edit]:
         Edit(
             path, _WRITE_ARGUMENTS, _WRITE_ARGUMENTS.replace("):", "    PLANTED_STEPS: tl.constexpr,\n    PLANTED_MORE: tl.constexpr,\n):")
         ),
+        Edit(path, _INT8_ARGUMENTS, _INT8_ARGUMENTS.replace("):", "    PLANTED_STEPS: tl.constexpr,\n    PLANTED_MORE: tl.constexpr,\n):")),
+        Edit(path, _INT8_CALL, _INT8_CALL.replace(",\n", ", PLANTED_STEPS, PLANTED_MORE,\n")),
         Edit(path, _PLACE, block),
         Edit(path, _GRID, grid),
         Edit(path, _WARPS, f'        "PLANTED_STEPS": {knobs["launch"]} if few else 0,\n        "PLANTED_MORE": not few,\n{_WARPS}'),
@@ -215,9 +219,9 @@ def _in_calls(knobs: Mapping[str, int]) -> list[Edit]:
     """The same slow-downs for a CPU device, in the public calls."""
     load = "    if k.numel() > 0:\n        accepted.run(k,"
     few = f"k.shape[0] < {_FEW_TOKENS // 8}"
-    write = f"{knobs['launch']} if {few} else {knobs['prefill_e4m3']} if quantised else {knobs['prefill_fp16']}"
+    write = f"{knobs['launch']} if {few} else {knobs['prefill_e4m3']} if k_rows.dtype.itemsize == 1 else {knobs['prefill_fp16']}"
     made = "    if out is None:\n        out = torch.empty(q.shape"
-    decode = f"{knobs['decode_e4m3']} if quantised else {knobs['decode_fp16']}"
+    decode = f"{knobs['decode_e4m3']} if k_rows.dtype.itemsize == 1 else {knobs['decode_fp16']}"
     return [
         Edit("rapid_llm/kernels/ops/kv.py", load, f"    {_loop(write)}{load}"),
         Edit("rapid_llm/kernels/ops/attention.py", made, f"    {_loop(decode)}{made}"),

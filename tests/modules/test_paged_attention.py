@@ -1,6 +1,7 @@
 """A served sequence equals full causal attention over its whole history in float64."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -46,20 +47,24 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype"),
-    [(torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.uint8)],
+    [(torch.float16, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.uint8), (torch.bfloat16, torch.int8)],
 )
 @pytest.mark.parametrize("in_blocks", [True, False])
 def test_prefill_and_eight_steps_equal_causal_attention(dtype: torch.dtype, cache_dtype: torch.dtype, in_blocks: bool) -> None:
     """Two prompts, a fork of the first after two steps, an earlier request that left holes.
 
-    With an e4m3 cache a decoded token attends the cache's bytes, so the reference does; a prompt attends its own K, V.
+    With an e4m3 or int8 cache a decoded token attends the cache's bytes, so the reference does; a prompt attends its own K, V.
     """
     torch.manual_seed(0)
-    scales = SCALES if cache_dtype == torch.uint8 else {}
+    quantised = cache_dtype in (torch.uint8, torch.int8)
+    scales: dict[str, Any] = SCALES if quantised else {}
+    if cache_dtype == torch.int8:
+        steps = 1.0 + torch.arange(NUM_KV_HEADS, device=DEVICE)
+        scales = {"k_scale": 0.02 * steps, "v_scale": 0.04 / steps}
     cache = KVCacheManager(96, num_layers=2, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=cache_dtype, device=DEVICE, block_size=4)
     for layer in range(2):
         for rows in cache.layer_views(layer):
-            rows.fill_(0x7F if cache_dtype == torch.uint8 else torch.nan)
+            rows.fill_(0x7F if quantised else torch.nan)
     table = SequenceTable(cache, max_batch=4, max_seq_len=32)
     attention = PagedAttention(1, num_q_heads=NUM_Q_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, **scales)
     earlier = table.add(3)
@@ -86,11 +91,17 @@ def test_prefill_and_eight_steps_equal_causal_attention(dtype: torch.dtype, cach
     for sequence_id, history in histories.items():
         q, k, v, out = (torch.cat(tensors)[-8:] for tensors in (history.q, history.k, history.v, history.out))
         keys, values = torch.cat(history.k), torch.cat(history.v)
-        if cache_dtype == torch.uint8:
+        if quantised:
             rows = table.rows(sequence_id).long()
             k_rows, v_rows = cache.layer_views(1)
-            keys, values = widen(k_rows[rows], SCALES["k_scale"]), widen(v_rows[rows], SCALES["v_scale"])
-            torch.testing.assert_close(keys, torch.cat(history.k).double(), rtol=1 / 16, atol=SCALES["k_scale"] / 1024)
+            keys, values = widen(k_rows[rows], scales["k_scale"]), widen(v_rows[rows], scales["v_scale"])
+            # e4m3 rounds to a 16th of a value, int8 to half a step of the head's scale; a value may lie beyond 127 of these.
+            written = torch.cat(history.k).double()
+            if cache_dtype == torch.int8:
+                step = scales["k_scale"].double()[:, None]
+                assert ((keys - written.clamp(-127 * step, 127 * step)).abs() <= 0.501 * step).all()
+            else:
+                torch.testing.assert_close(keys, written, rtol=1 / 16, atol=scales["k_scale"] / 1024)
         check_decode(out, causal(q, keys, values), kv_dtype=str(cache_dtype))
 
 

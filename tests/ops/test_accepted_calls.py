@@ -57,6 +57,10 @@ def test_a_like_call_is_validated_once(validated: list[str]) -> None:
         {"k_rows": torch.zeros(12, 2, 16).half()},
         {"k_rows": torch.zeros(13, 2, 16).half(), "v_rows": torch.zeros(13, 2, 16).half()},
         {"k_rows": torch.zeros(12, 2, 16, dtype=torch.uint8), "v_rows": torch.zeros(12, 2, 16, dtype=torch.uint8)},
+        {
+            **dict.fromkeys(("k_rows", "v_rows"), torch.zeros(12, 2, 16, dtype=torch.int8)),
+            **dict.fromkeys(("k_scale", "v_scale"), torch.ones(2)),
+        },
         {"row_table": torch.zeros(3, 5, dtype=torch.int32)},
         {"row_table": torch.zeros(3, 8, dtype=torch.int32)[:, :4]},
         {"seq_lens": torch.zeros(6, dtype=torch.int32)[:3], "out": torch.zeros(3, 4, 16).half()},
@@ -124,6 +128,40 @@ def test_scales_are_looked_at_in_every_call() -> None:
     for bad in (True, 0.0, math.nan):
         with pytest.raises(ScaleError):
             paged_decode_attention(**arguments(**quantised, k_scale=bad, v_scale=1.0))
+
+
+def test_scales_of_heads_are_looked_at_in_every_call_by_their_form(validated: list[str]) -> None:
+    """Others are like the first, since their values are the device's to read; a wrong kind is refused after a right one too."""
+    pool = torch.randint(-127, 128, (12, 4, 16)).to(torch.int8)
+    rows = {"k_rows": pool[:, :2], "v_rows": pool[:, 2:]}
+    query = {"q": torch.ones(3, 4, 16).half(), "row_table": torch.arange(12, dtype=torch.int32).view(3, 4)}
+    outputs = []
+    for factor in (1.0, 2.0):
+        scales = {"k_scale": torch.full((2,), 0.01), "v_scale": torch.full((2,), 0.01 * factor)}
+        outputs.append(paged_decode_attention(**arguments(**rows, **query, **scales)))
+    assert validated == ["validated"]
+    torch.testing.assert_close(outputs[1], 2.0 * outputs[0], rtol=2e-3, atol=1e-3)
+    good = torch.ones(2)
+    for bad in (None, 1.0, torch.ones(3), torch.ones(2).half(), torch.ones(4)[::2], torch.ones(2, device="meta"), torch.ones(1, 2)):
+        with pytest.raises(ScaleError, match="expected v_scale"):
+            paged_decode_attention(**arguments(**rows, k_scale=good, v_scale=bad))
+
+
+@pytest.mark.parametrize("op", ["decode", "write"])
+def test_bytes_that_begin_at_an_odd_address_are_another_form(op: str) -> None:
+    """int8 ones as e4m3 ones: pairs of them cannot be read as 16 bits."""
+    for dtype in (torch.uint8, torch.int8):
+        memory = torch.zeros(12 * 64 + 1, dtype=dtype)
+        even, odd = (memory[first:][: 12 * 64].view(12, 4, 16) for first in (0, 1))
+        keys = []
+        for pool in (even, odd):
+            if op == "decode":
+                made = arguments(k_rows=pool[:, :2], v_rows=pool[:, 2:])
+                keys.append(attention._call_key(*made.values(), None, 1, None))
+            else:
+                keys.append(kv._call_key(*writing(k_rows=pool[:, :2], v_rows=pool[:, 2:]).values(), None))
+        assert None not in keys
+        assert keys[0] != keys[1]
 
 
 def test_one_row_is_never_taken_as_known(validated: list[str]) -> None:
@@ -233,6 +271,10 @@ def test_a_like_write_is_validated_once_and_writes_its_own_rows(validated_writes
         {"k_rows": torch.zeros(12, 2, 16).half()},
         {"k_rows": torch.zeros(13, 2, 16).half(), "v_rows": torch.zeros(13, 2, 16).half()},
         {"k_rows": torch.zeros(12, 2, 16, dtype=torch.uint8), "v_rows": torch.zeros(12, 2, 16, dtype=torch.uint8)},
+        {
+            **dict.fromkeys(("k_rows", "v_rows"), torch.zeros(12, 2, 16, dtype=torch.int8)),
+            **dict.fromkeys(("k_scale", "v_scale"), torch.ones(2)),
+        },
         {"backend": "torch"},
     ],
 )

@@ -35,6 +35,7 @@ LABELS = [
     "decode B=64 S=8192 e4m3 combined fragmented cold",
     "decode B=8 S=8192 e4m3 combined fragmented cold",
     "decode B=8 S=8192 e4m3 combined fragmented quantiser=cast cold",
+    "decode B=64 S=8192 int8 combined fragmented cold",
     "decode T=8 float16 combined fragmented",
 ]
 
@@ -134,6 +135,8 @@ def test_swapped_latencies_swap_the_choice(recorded: Path, tmp_path: Path, facto
         (decode(40, 8192), LABEL),
         (decode(9, 9000), "decode B=8 S=8192 float16 combined fragmented cold"),
         (decode(64, 8192, kv_dtype="e4m3"), "decode B=64 S=8192 e4m3 combined fragmented cold"),
+        (decode(64, 8192, kv_dtype="int8"), "decode B=64 S=8192 int8 combined fragmented cold"),
+        (decode(64, 8192, q_dtype="bfloat16", kv_dtype="int8"), None),
         (decode(64, 8192, layout_tags=TAGS - {"kv:combined"} | {"kv:split"}), "decode B=64 S=8192 float16 split fragmented cold"),
         (decode(10, 8192, q_dtype="bfloat16", kv_dtype="bfloat16"), "decode B=8 S=8192 bfloat16 combined fragmented cold"),
         (decode(64, 8192, q_dtype="bfloat16", kv_dtype="e4m3"), None),

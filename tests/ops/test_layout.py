@@ -49,6 +49,7 @@ def test_tags(make: Callable[[], Rows], expected: set[str]) -> None:
         (BYTES[:, :, :31], True),
         (BYTES[:, :, 1:], False),
         (torch.zeros(10, 6, 31, dtype=torch.uint8), False),
+        (torch.zeros(10, 6, 31, dtype=torch.int8), False),
         (torch.zeros(10, 193, dtype=torch.uint8)[:, :192].view(10, 6, 32), False),
         (torch.zeros(10, 6, 31, dtype=torch.float16), True),
     ],

@@ -10,6 +10,7 @@ from rapid_llm.errors import DTypeError, NoKernelError, RapidLLMError, ScaleErro
 from rapid_llm.kernels.ops import (
     decode_request,
     e4m3_scale,
+    int8_scales,
     kv_write,
     paged_decode_attention,
     quantize_e4m3,
@@ -57,9 +58,9 @@ def half(*shape: int) -> torch.Tensor:
         (
             {"k_rows": half(10, 2, 64).bfloat16(), "v_rows": half(10, 2, 64).bfloat16()},
             DTypeError,
-            r"the dtype of q \(torch.float16\) or uint8 holding e4m3, got torch.bfloat16",
+            r"the dtype of q \(torch.float16\) or uint8 holding e4m3 or int8, got torch.bfloat16",
         ),
-        ({"k_rows": half(10, 2, 64).float()}, DTypeError, "k_rows of dtype float16 or bfloat16 or uint8, got float32"),
+        ({"k_rows": half(10, 2, 64).float()}, DTypeError, "k_rows of dtype float16 or bfloat16 or uint8 or int8, got float32"),
         ({"k_rows": half(10, 2, 32), "v_rows": half(10, 2, 32)}, ShapeError, "agree in head_dim, got 64 and 32"),
         ({"row_table": torch.zeros(3, 5)}, DTypeError, "row_table of dtype int32, got float32"),
         ({"row_table": torch.zeros(3, 5, dtype=torch.int64)}, DTypeError, "row_table of dtype int32, got int64"),
@@ -77,8 +78,9 @@ def half(*shape: int) -> torch.Tensor:
         ({"out": half(3, 4, 64).bfloat16()}, DTypeError, "out of dtype float16, got bfloat16"),
         ({"out": half(3, 4, 64).to("meta")}, ShapeError, "out on cpu, got meta"),
         ({"out": half(3, 64, 4).transpose(1, 2)}, ShapeError, "out with last stride 1"),
-        ({"k_scale": 0.5}, ScaleError, "k_scale=None for a cache that is not e4m3, got 0.5"),
-        ({"v_scale": 1.0}, ScaleError, "v_scale=None for a cache that is not e4m3, got 1.0"),
+        ({"k_scale": 0.5}, ScaleError, "k_scale=None for a cache that is not e4m3 or int8, got 0.5"),
+        ({"v_scale": 1.0}, ScaleError, "v_scale=None for a cache that is not e4m3 or int8, got 1.0"),
+        ({"v_scale": torch.ones(2)}, ScaleError, "v_scale=None for a cache that is not e4m3 or int8, got Tensor"),
         ({"softmax_scale": math.nan}, ScaleError, "finite softmax_scale, got nan"),
         ({"softmax_scale": torch.ones(())}, ScaleError, "softmax_scale to be a Python float, got Tensor"),
     ],
@@ -109,6 +111,49 @@ def test_scales_of_an_e4m3_cache(bad: Any, name: str) -> None:
         quantize_e4m3(torch.zeros(3), bad)
 
 
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (None, r"to be an fp32 tensor \[num_kv_heads\] for an int8 cache, got NoneType; pass the scale of each head"),
+        (0.5, "for an int8 cache, got float; pass the scale of each head, such as int8_scales gives"),
+        ([0.5, 0.5], "got list"),
+        (torch.ones(3), r"float32 \[2\], contiguous, on cpu for an int8 cache, got float32 \[3\] with strides \(1,\) on cpu"),
+        (torch.ones(()), r"got float32 \[\]"),
+        (torch.ones(1), r"got float32 \[1\]"),
+        (torch.ones(2, 1), r"got float32 \[2, 1\]"),
+        (torch.ones(2).half(), r"got float16 \[2\]"),
+        (torch.ones(2).double(), r"got float64 \[2\]"),
+        (torch.ones(4)[::2], r"with strides \(2,\)"),
+        (torch.ones(2, device="meta"), "on meta"),
+    ],
+)
+def test_scales_of_an_int8_cache(bad: Any, message: str, name: str) -> None:
+    rows = torch.zeros(10, 2, 64, dtype=torch.int8)
+    scales = {"k_scale": torch.ones(2), "v_scale": torch.ones(2), name: bad}
+    for call, made in ((paged_decode_attention, decode_arguments), (kv_write, write_arguments)):
+        with pytest.raises(ScaleError, match=f"expected {name} .*{message}") as caught:
+            call(**made(k_rows=rows, v_rows=rows, **scales))  # type: ignore[operator]
+        one_sentence(caught.value, call.__name__)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_values_of_scales_of_heads_are_not_looked_at(bad: float) -> None:
+    """The host would wait for them."""
+    rows = torch.zeros(10, 2, 64, dtype=torch.int8)
+    scales = {"k_scale": torch.full((2,), bad), "v_scale": torch.full((2,), bad)}
+    paged_decode_attention(**decode_arguments(k_rows=rows, v_rows=rows, **scales))
+    kv_write(**write_arguments(k_rows=rows, v_rows=rows, **scales))
+
+
+def test_int8_scales_take_heads_with_elements() -> None:
+    for wrong in (torch.zeros(3), torch.zeros(0, 2, 4), 1.0):
+        with pytest.raises(ShapeError, match=r"int8_scales expected x \[..., num_kv_heads, head_dim\]"):
+            int8_scales(wrong)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="int8_scales expected x of dtype"):
+        int8_scales(torch.zeros(2, 2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -124,7 +169,7 @@ def test_scales_of_an_e4m3_cache(bad: Any, name: str) -> None:
         ({"slot_mapping": torch.arange(3).float()}, DTypeError, "slot_mapping of dtype int32 or int64, got float32"),
         ({"slot_mapping": torch.arange(3)[:, None]}, ShapeError, r"slot_mapping \[num_tokens\], got shape \(3, 1\)"),
         ({"slot_mapping": torch.arange(3, device="meta")}, ShapeError, "slot_mapping on cpu as k is, got meta"),
-        ({"k_scale": 1.0}, ScaleError, "k_scale=None for a cache that is not e4m3"),
+        ({"k_scale": 1.0}, ScaleError, "k_scale=None for a cache that is not e4m3 or int8"),
         ({"v_rows": half(10, 2, 64).bfloat16()}, DTypeError, "v_rows of the dtype of k_rows"),
     ],
 )

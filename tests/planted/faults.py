@@ -125,7 +125,7 @@ HARMLESS: tuple[Fault, ...] = (
     Fault(
         "renamed kernel and argument",
         WRITE_ROW,
-        (Edit(_WRITE, "kv_write_kernel", "scatter_rows_kernel", 3), Edit(_WRITE, "slot_ptr", "slots_pointer", 2)),
+        (Edit(_WRITE, "kv_write_kernel", "scatter_rows_kernel", 5), Edit(_WRITE, "slot_ptr", "slots_pointer", 4)),
     ),
     Fault(
         "a comment",

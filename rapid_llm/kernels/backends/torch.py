@@ -5,7 +5,8 @@ from rapid_llm.kernels.ops.spec import KernelSpec, LayoutRequirement, Preference
 __all__ = ["SPECS"]
 
 _IMPL = "rapid_llm.kernels.backends.torch_impl"
-_POOL_DTYPES = ("float16", "bfloat16", "e4m3")
+_POOL_DTYPES = ("float16", "bfloat16", "e4m3", "int8")
+_FUSED_DTYPES = ("float16", "bfloat16", "e4m3")
 _ON_CPU = (Preference("cpu", device_types=("cpu",)),)
 
 SPECS = (
@@ -38,7 +39,7 @@ SPECS = (
         backend="torch",
         device_types=("cpu", "cuda"),
         q_dtypes=("float16", "bfloat16"),
-        kv_dtypes=_POOL_DTYPES,
+        kv_dtypes=_FUSED_DTYPES,
         layout=LayoutRequirement(required=("kv:paged",)),
         preferences=_ON_CPU,
     ),

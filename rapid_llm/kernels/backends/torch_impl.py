@@ -11,6 +11,7 @@ __all__ = ["kv_write", "paged_decode", "quantize_e4m3", "rope_norm_kv_write"]
 
 _E4M3_MAX = 448.0
 _E4M3_NAN = 0x7F
+_INT8_MAX = 127.0
 _GATHER_BYTES = 256 * 2**20
 
 
@@ -22,8 +23,8 @@ def paged_decode(
     seq_lens: torch.Tensor,
     out: torch.Tensor,
     *,
-    k_scale: float,
-    v_scale: float,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
     softmax_scale: float,
     block_size: int = 1,
 ) -> None:
@@ -36,14 +37,15 @@ def paged_decode(
     if num_rows == 0 or max_seq_len == 0:
         out.zero_()
         return
+    group = q.shape[1] // num_kv_heads
+    k_factor, v_factor = (_of_heads(scale, group) for scale in (k_scale, v_scale))
     # The gathered fp32 copy is as wide as the row table, whatever the lengths are: bound it by slices of the batch.
     sequence_bytes = 2 * 4 * max_seq_len * num_kv_heads * head_dim
     step = max(1, _GATHER_BYTES // sequence_bytes)
     for first in range(0, batch, step):
         part = slice(first, first + step)
-        out[part] = _decode_slice(q[part].float() * (softmax_scale * k_scale), k_rows, v_rows, row_table[part], seq_lens[part]).mul_(
-            v_scale
-        )
+        scaled = q[part].float() * (softmax_scale * k_factor)
+        out[part] = _decode_slice(scaled, k_rows, v_rows, row_table[part], seq_lens[part]).mul_(v_factor)
 
 
 def _decode_slice(
@@ -63,6 +65,11 @@ def _decode_slice(
     return torch.einsum("bhgn,bnhd->bhgd", weights, v).reshape(batch, num_q_heads, head_dim)
 
 
+def _of_heads(scale: float | torch.Tensor, heads: int) -> float | torch.Tensor:
+    """A factor on [..., num_kv_heads * heads, head_dim] of the scales of K/V heads; a float as it is."""
+    return scale[:, None].expand(-1, heads).reshape(-1, 1) if isinstance(scale, torch.Tensor) else scale
+
+
 def _widened(values: torch.Tensor) -> torch.Tensor:
     return (values.view(torch.float8_e4m3fn) if values.dtype == torch.uint8 else values).float()
 
@@ -74,8 +81,8 @@ def kv_write(
     k_rows: torch.Tensor,
     v_rows: torch.Tensor,
     *,
-    k_scale: float,
-    v_scale: float,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
 ) -> None:
     """Scatters new K and V to their cache rows; see `ops.kv.kv_write`."""
     num_tokens, num_rows = k.shape[0], k_rows.shape[0]
@@ -89,8 +96,14 @@ def kv_write(
     slots = torch.where(kept, slot_mapping, slot_mapping.index_select(0, stand_in)).long().clamp(0, num_rows - 1)
     any_kept = kept.any()
     for values, rows, scale in ((k, k_rows, k_scale), (v, v_rows, v_scale)):
-        stored = _e4m3_bytes(values, scale) if rows.dtype == torch.uint8 else values
-        rows[slots] = torch.where(any_kept, stored[source], rows[slots])
+        rows[slots] = torch.where(any_kept, _stored(values, scale, rows.dtype)[source], rows[slots])
+
+
+def _stored(values: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a cache of `dtype` holds of values [num_tokens, num_kv_heads, head_dim]."""
+    if isinstance(scale, torch.Tensor):
+        return _int8_bytes(values, scale)
+    return _e4m3_bytes(values, scale) if dtype == torch.uint8 else values
 
 
 def rope_norm_kv_write(
@@ -153,3 +166,8 @@ def _e4m3_bytes(x: torch.Tensor, scale: float) -> torch.Tensor:
     # Not torch.signbit: on CUDA it converts fp16 to fp32 first, which loses the sign of a NaN.
     negative = x.view(torch.int16 if x.element_size() == 2 else torch.int32) < 0
     return torch.where(x.isnan(), negative.to(torch.uint8) * 0x80 + _E4M3_NAN, stored)
+
+
+def _int8_bytes(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """int8 of x [num_tokens, num_kv_heads, head_dim] over the scales of its heads; NaN gives 0."""
+    return (x.float() / scales[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).nan_to_num(0.0).to(torch.int8)

@@ -12,7 +12,8 @@ __all__ = ["SPECS", "probe"]
 
 _PROBE = "rapid_llm.kernels.backends.triton:probe"
 _MAX_GRID_YZ = 65535
-_POOL_DTYPES = ("float16", "bfloat16", "e4m3")
+_POOL_DTYPES = ("float16", "bfloat16", "e4m3", "int8")
+_FUSED_DTYPES = ("float16", "bfloat16", "e4m3")
 _ON_CUDA = Preference("cuda", device_types=("cuda",))
 _COMBINED_ON_CUDA = Preference("combined buffer", device_types=("cuda",), layout=LayoutRequirement(required=("kv:combined",)))
 
@@ -29,7 +30,7 @@ SPECS = (
         layout=LayoutRequirement(required=("kv:paged", "kv:row-table", "kv:16bit-aligned")),
         shape_limits=(
             ShapeLimit("head_dim", maximum=256),
-            ShapeLimit("head_dim", multiple_of=2, kv_dtypes=("e4m3",)),
+            ShapeLimit("head_dim", multiple_of=2, kv_dtypes=("e4m3", "int8")),
             ShapeLimit("batch", maximum=_MAX_GRID_YZ),
         ),
         preferences=(_ON_CUDA, _COMBINED_ON_CUDA),
@@ -60,7 +61,7 @@ SPECS = (
         device_types=("cuda", "cpu"),
         min_capability=(8, 0),
         q_dtypes=("float16", "bfloat16"),
-        kv_dtypes=_POOL_DTYPES,
+        kv_dtypes=_FUSED_DTYPES,
         layout=LayoutRequirement(required=("kv:paged",)),
         shape_limits=(ShapeLimit("head_dim", maximum=256), ShapeLimit("num_q_heads", maximum=16384)),
         preferences=(_ON_CUDA,),

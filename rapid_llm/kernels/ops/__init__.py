@@ -2,7 +2,7 @@
 
 from rapid_llm.kernels.ops.attention import decode_request, paged_decode_attention
 from rapid_llm.kernels.ops.contiguous import contiguous_decode_attention, contiguous_decode_request
-from rapid_llm.kernels.ops.kv import e4m3_scale, kv_write, quantize_e4m3, quantize_request, write_request
+from rapid_llm.kernels.ops.kv import e4m3_scale, int8_scales, kv_write, quantize_e4m3, quantize_request, write_request
 from rapid_llm.kernels.ops.layout import layout_tags
 from rapid_llm.kernels.ops.rope import rope_norm_kv_write, rope_write_request
 
@@ -11,6 +11,7 @@ __all__ = [
     "contiguous_decode_request",
     "decode_request",
     "e4m3_scale",
+    "int8_scales",
     "kv_write",
     "layout_tags",
     "paged_decode_attention",

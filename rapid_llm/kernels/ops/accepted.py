@@ -13,7 +13,7 @@ from rapid_llm.kernels.ops.spec import KernelSpec
 __all__ = ["Accepted", "AcceptedCalls", "cache_form"]
 
 _MAX_ACCEPTED = 4096
-_BYTES = torch.uint8
+_BYTES = (torch.uint8, torch.int8)
 
 CallKey = tuple[object, ...]
 
@@ -76,5 +76,5 @@ def cache_form(k_rows: torch.Tensor, v_rows: torch.Tensor) -> CallKey | None:
         return None
     return (
         dtype, shape, k_rows.stride(), v_rows.shape, v_rows.stride(), v_rows.data_ptr() - pointer,
-        dtype == _BYTES and (pointer % 2 or k_rows.storage_offset() % 2 or v_rows.storage_offset() % 2),
+        dtype in _BYTES and (pointer % 2 or k_rows.storage_offset() % 2 or v_rows.storage_offset() % 2),
     )  # fmt: skip

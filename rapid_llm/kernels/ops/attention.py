@@ -27,8 +27,8 @@ def paged_decode_attention(
     row_table: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
     softmax_scale: float | None = None,
     block_size: int = 1,
     out: torch.Tensor | None = None,
@@ -42,14 +42,17 @@ def paged_decode_attention(
     Args:
         q: [batch, num_q_heads, head_dim], fp16 or bf16, any batch and head stride, last stride 1. num_q_heads is a
             multiple of num_kv_heads; query head h reads K/V head h // (num_q_heads // num_kv_heads).
-        k_rows: [num_rows, num_kv_heads, head_dim], any row and head stride, last stride 1; dtype of q, or uint8
-            holding e4m3.
+        k_rows: [num_rows, num_kv_heads, head_dim], any row and head stride, last stride 1; dtype of q, uint8
+            holding e4m3, or int8.
         v_rows: As k_rows.
         row_table: [batch, max_seq_len / block_size], int32, any batch stride, last stride 1: the cache row of each token, or where
             block_size is over 1 each block of tokens: entry i stands for the rows i * block_size and those that follow. Entries
             past a sequence's length are ignored, whatever they hold; those within it must be rows or blocks of the cache.
         seq_lens: [batch], int32, in tokens; 0 gives a row of zeros. A length over max_seq_len counts as max_seq_len.
-        k_scale, v_scale: Scale of an e4m3 cache (value = byte's value * scale), a Python float; None means 1.
+        k_scale, v_scale: Scale of an e4m3 cache (value = byte's value * scale), a Python float; None means 1. Of an int8 cache the
+            scale of each head (value = byte * scale[head]): fp32 [num_kv_heads], contiguous, on the cache's device. Its values are read
+            on the device by each call and never looked at by the host, which would wait: what is not finite and positive gives what it
+            gives.
         softmax_scale: Factor on the scores; None means head_dim ** -0.5.
         block_size: Rows of an entry of row_table; num_rows is a multiple of it.
         out: Written and returned where given: [batch, num_q_heads, head_dim], dtype and device of q, last stride 1.
@@ -60,7 +63,7 @@ def paged_decode_attention(
 
     Raises:
         ShapeError: A shape, stride, dtype or device disagrees with the above (`DTypeError` for a dtype).
-        ScaleError: A scale is not finite and positive, or is given for a cache that is not e4m3.
+        ScaleError: A scale is of another kind than the cache's: no finite positive float (e4m3), no such tensor (int8), not None.
         NoKernelError: No registered spec can serve the call; the message lists each spec and its reasons.
 
     Source:
@@ -72,10 +75,10 @@ def paged_decode_attention(
         request = decode_request(q, k_rows, v_rows, row_table, seq_lens, block_size)
         if out is not None:
             checks.check_out(DECODE_OP, out, q.shape, q.dtype, q.device)
-    # What a key cannot hold is looked at in every call: the values of the scales.
-    quantised = k_rows.dtype == torch.uint8
-    k_factor = 1.0 if k_scale is None else checks.check_scale(DECODE_OP, "k_scale", k_scale, quantised=quantised)
-    v_factor = 1.0 if v_scale is None else checks.check_scale(DECODE_OP, "v_scale", v_scale, quantised=quantised)
+    # What a key cannot hold is looked at in every call: the values of the scales, and the form of those on the device.
+    int8 = k_rows.dtype == torch.int8
+    k_factor = 1.0 if k_scale is None and not int8 else checks.check_cache_scale(DECODE_OP, "k_scale", k_scale, k_rows)
+    v_factor = 1.0 if v_scale is None and not int8 else checks.check_cache_scale(DECODE_OP, "v_scale", v_scale, k_rows)
     factor = q.shape[-1] ** -0.5 if softmax_scale is None else checks.check_softmax_scale(DECODE_OP, softmax_scale)
     if accepted is None:
         selection = dispatch(request, backend=backend)

@@ -13,9 +13,11 @@ __all__ = [
     "DTYPE_NAMES",
     "check_block_size",
     "check_cache",
+    "check_cache_scale",
     "check_devices",
     "check_dims",
     "check_dtype",
+    "check_head_scales",
     "check_innermost",
     "check_out",
     "check_scale",
@@ -28,10 +30,12 @@ DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
     torch.uint8: "e4m3",
+    torch.int8: "int8",
 }
 """Name of a dtype in specs and requests; uint8 is the container of e4m3 bytes."""
 
-_CACHE_DTYPES = (torch.float16, torch.bfloat16, torch.uint8)
+_BYTE_DTYPES = (torch.uint8, torch.int8)
+_CACHE_DTYPES = (torch.float16, torch.bfloat16, *_BYTE_DTYPES)
 _FP32_MIN_NORMAL = torch.finfo(torch.float32).tiny
 _FP32_MAX = torch.finfo(torch.float32).max
 
@@ -84,7 +88,7 @@ def check_devices(call: str, **tensors: torch.Tensor) -> None:
 
 
 def check_cache(call: str, k_rows: torch.Tensor, v_rows: torch.Tensor, values_name: str, values: torch.Tensor) -> None:
-    """K and V rows are one cache that holds heads of the size and dtype of `values`, or e4m3 bytes."""
+    """K and V rows are one cache that holds heads of the size and dtype of `values`, or e4m3 or int8 bytes."""
     form = "[num_rows, num_kv_heads, head_dim]"
     for name, rows in (("k_rows", k_rows), ("v_rows", v_rows)):
         check_dims(call, name, rows, form)
@@ -99,9 +103,9 @@ def check_cache(call: str, k_rows: torch.Tensor, v_rows: torch.Tensor, values_na
         raise DTypeError(
             f"{call} expected v_rows of the dtype of k_rows {k_rows.dtype}, got {v_rows.dtype}; pass the two views of one cache."
         )
-    if k_rows.dtype not in (torch.uint8, values.dtype):
+    if k_rows.dtype not in (*_BYTE_DTYPES, values.dtype):
         raise DTypeError(
-            f"{call} expected k_rows and v_rows of the dtype of {values_name} ({values.dtype}) or uint8 holding e4m3, "
+            f"{call} expected k_rows and v_rows of the dtype of {values_name} ({values.dtype}) or uint8 holding e4m3 or int8, "
             f"got {k_rows.dtype}; convert {values_name} or use a cache of its dtype."
         )
     if k_rows.shape[-1] != values.shape[-1]:
@@ -122,7 +126,7 @@ def check_out(call: str, out: torch.Tensor, shape: torch.Size, dtype: torch.dtyp
     check_innermost(call, "out", out)
 
 
-def check_scale(call: str, name: str, scale: float | None, *, quantised: bool = True) -> float:
+def check_scale(call: str, name: str, scale: object, *, quantised: bool = True) -> float:
     """`scale` is a positive finite number of fp32's normal range, or None for 1.
 
     Args:
@@ -134,7 +138,7 @@ def check_scale(call: str, name: str, scale: float | None, *, quantised: bool = 
     if scale is None:
         return 1.0
     if not quantised:
-        raise ScaleError(f"{call} expected {name}=None for a cache that is not e4m3, got {scale!r}; leave it out.")
+        raise ScaleError(f"{call} expected {name}=None for a cache that is not e4m3 or int8, got {_told(scale)}; leave it out.")
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         kind = type(scale).__name__
         raise ScaleError(f"{call} expected {name} to be a Python float, got {kind}; pass float({name}), read once.")
@@ -144,6 +148,50 @@ def check_scale(call: str, name: str, scale: float | None, *, quantised: bool = 
             "compute it with e4m3_scale, which gives 1.0 for zeros."
         )
     return float(scale)
+
+
+def check_cache_scale(call: str, name: str, scale: float | torch.Tensor | None, rows: torch.Tensor) -> float | torch.Tensor:
+    """The scale of a cache as its kernels take it: those of its heads where it is int8, else a float.
+
+    Args:
+        call: Name of the call, for the message.
+        name: Name of the argument, for the message.
+        scale: What the caller gave.
+        rows: [num_rows, num_kv_heads, head_dim], of the cache.
+    """
+    dtype = rows.dtype
+    if dtype == torch.int8:
+        return check_head_scales(call, name, scale, rows)
+    return check_scale(call, name, scale, quantised=dtype == torch.uint8)
+
+
+def check_head_scales(call: str, name: str, scale: object, rows: torch.Tensor) -> torch.Tensor:
+    """`scale` can be the scales of an int8 cache, one a head: by its form only, since its values are on the device.
+
+    Args:
+        call: Name of the call, for the message.
+        name: Name of the argument, for the message.
+        scale: What the caller gave.
+        rows: [num_rows, num_kv_heads, head_dim], of the cache.
+    """
+    num_kv_heads = rows.shape[1]
+    if not isinstance(scale, torch.Tensor):
+        raise ScaleError(
+            f"{call} expected {name} to be an fp32 tensor [num_kv_heads] for an int8 cache, got {type(scale).__name__}; "
+            "pass the scale of each head, such as int8_scales gives."
+        )
+    if scale.dtype != torch.float32 or scale.shape != (num_kv_heads,) or not scale.is_contiguous() or scale.device != rows.device:
+        raise ScaleError(
+            f"{call} expected {name} float32 [{num_kv_heads}], contiguous, on {rows.device} for an int8 cache, got "
+            f"{str(scale.dtype).removeprefix('torch.')} {list(scale.shape)} with strides {tuple(scale.stride())} on {scale.device}; "
+            "pass the scale of each head of this cache, beside it."
+        )
+    return scale
+
+
+def _told(value: object) -> str:
+    """A value for a message; a tensor's would wait for the device, and take lines."""
+    return type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)
 
 
 def check_softmax_scale(call: str, softmax_scale: object) -> float:

@@ -45,7 +45,7 @@ _NUM_Q_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 32, 8, 128
 """Geometry of a label that names none."""
 
 _LABEL = re.compile(
-    r"(?P<phase>decode|prefill) (?:B=(?P<batch>\d+) S=(?P<context>\d+)|T=(?P<tokens>\d+)) (?P<kv>float16|bfloat16|e4m3)"
+    r"(?P<phase>decode|prefill) (?:B=(?P<batch>\d+) S=(?P<context>\d+)|T=(?P<tokens>\d+)) (?P<kv>float16|bfloat16|e4m3|int8)"
     r"(?: q=(?P<q>float16|bfloat16))?(?: (?P<heads>\d+)x(?P<width>\d+))? (?P<layout>combined|split) fragmented(?: cold)?"
 )
 
@@ -104,7 +104,7 @@ def parse_label(op: str, label: str) -> RecordedCase | None:
         geometry["num_q_heads"] = _NUM_Q_HEADS
     if any(size <= 0 for size in (*sizes.values(), *geometry.values())):
         return None
-    q_dtype = found["q"] or ("float16" if kv_dtype == "e4m3" else kv_dtype)
+    q_dtype = found["q"] or ("float16" if kv_dtype in ("e4m3", "int8") else kv_dtype)
     return RecordedCase(op, q_dtype, kv_dtype, found["layout"], Request.sorted_shape(geometry), Request.sorted_shape(sizes))
 
 

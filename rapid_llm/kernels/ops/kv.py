@@ -15,9 +15,11 @@ from rapid_llm.kernels.ops.spec import Request
 
 __all__ = [
     "E4M3_MAX",
+    "INT8_MAX",
     "QUANTIZE_OP",
     "WRITE_OP",
     "e4m3_scale",
+    "int8_scales",
     "kv_write",
     "quantize_e4m3",
     "quantize_request",
@@ -28,6 +30,8 @@ WRITE_OP = "kv_write"
 QUANTIZE_OP = "quantize_e4m3"
 E4M3_MAX = 448.0
 """Largest finite e4m3 value."""
+INT8_MAX = 127
+"""Largest magnitude that a write gives an int8 byte."""
 
 _INDICES = (torch.int32, torch.int64)
 _QUANTIZABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -42,11 +46,11 @@ def kv_write(
     k_rows: torch.Tensor,
     v_rows: torch.Tensor,
     *,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
     backend: str | None = None,
 ) -> None:
-    """Writes each token's new K and V heads into its cache row, quantised on the way where the cache is e4m3.
+    """Writes each token's new K and V heads into its cache row, quantised on the way where the cache is e4m3 or int8.
 
     A negative slot is skipped (padding), and so is one of num_rows or above; the slots kept must be distinct. No other
     row is touched. Nothing is synchronised with the host: the call can be captured in a CUDA graph.
@@ -56,14 +60,18 @@ def kv_write(
         v: As k.
         slot_mapping: [num_tokens], int32 or int64, any stride: the cache row of each token.
         k_rows: [num_rows, num_kv_heads, head_dim], any row and head stride, last stride 1; dtype of k, or uint8 for
-            e4m3: value / scale, rounded to nearest even, saturated to ±448; NaN stays NaN.
+            e4m3: value / scale, rounded to nearest even, saturated to ±448; NaN stays NaN. Or int8: value / scale[head] in fp32,
+            rounded to nearest even, saturated to ±127; -128 is never written, and NaN becomes 0. (A kernel may give 0 for a quotient
+            within a place of 1/2.)
         v_rows: As k_rows.
-        k_scale, v_scale: Scale of an e4m3 cache, a Python float; None means 1.
+        k_scale, v_scale: Scale of an e4m3 cache, a Python float; None means 1. Of an int8 cache the scale of each head: fp32
+            [num_kv_heads], contiguous, on the cache's device, between 2**-60 and 2**60. Its values are read on the device by each call
+            and never looked at by the host, which would wait: others give what they give.
         backend: Name of the backend that has to serve the call; None leaves the choice to the dispatch.
 
     Raises:
         ShapeError: A shape, stride, dtype or device disagrees with the above (`DTypeError` for a dtype).
-        ScaleError: A scale is not finite and positive, or is given for a cache that is not e4m3.
+        ScaleError: A scale is of another kind than the cache's: no finite positive float (e4m3), no such tensor (int8), not None.
         NoKernelError: No registered spec can serve the call; the message lists each spec and its reasons.
 
     Source:
@@ -73,10 +81,10 @@ def kv_write(
     accepted = _accepted.find(key)
     if accepted is None:
         request = write_request(k, v, slot_mapping, k_rows, v_rows)
-    # What a key cannot hold is looked at in every call: the values of the scales.
-    quantised = k_rows.dtype == torch.uint8
-    k_factor = 1.0 if k_scale is None else checks.check_scale(WRITE_OP, "k_scale", k_scale, quantised=quantised)
-    v_factor = 1.0 if v_scale is None else checks.check_scale(WRITE_OP, "v_scale", v_scale, quantised=quantised)
+    # What a key cannot hold is looked at in every call: the values of the scales, and the form of those on the device.
+    int8 = k_rows.dtype == torch.int8
+    k_factor = 1.0 if k_scale is None and not int8 else checks.check_cache_scale(WRITE_OP, "k_scale", k_scale, k_rows)
+    v_factor = 1.0 if v_scale is None and not int8 else checks.check_cache_scale(WRITE_OP, "v_scale", v_scale, k_rows)
     if accepted is None:
         selection = dispatch(request, backend=backend)
         accepted = _accepted.add(key, selection, selection.options)
@@ -240,6 +248,28 @@ def e4m3_scale(x: torch.Tensor) -> float:
     if not math.isfinite(amax):
         raise ScaleError(f"e4m3_scale expected finite values, got max|x| = {amax}; mask NaN and infinity.")
     return max(amax / E4M3_MAX, torch.finfo(torch.float32).tiny) if amax > 0.0 else 1.0
+
+
+def int8_scales(x: torch.Tensor) -> torch.Tensor:
+    """The scales that map the largest magnitude of each head of `x` to 127: max|x| / 127. Nothing waits for the device.
+
+    Args:
+        x: [..., num_kv_heads, head_dim], fp16, bf16 or fp32, any stride; with an element in each head.
+
+    Returns:
+        fp32 [num_kv_heads]; 1 where a head is all zero, NaN or infinity where it holds one.
+
+    Raises:
+        ShapeError: Fewer than two dimensions, or no element in a head.
+        DTypeError: Another dtype.
+    """
+    if not isinstance(x, torch.Tensor) or x.dim() < 2 or x.numel() == 0:
+        got = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+        raise ShapeError(f"int8_scales expected x [..., num_kv_heads, head_dim] with elements, got {got}; pass the values of some tokens.")
+    checks.check_dtype("int8_scales", "x", x, _QUANTIZABLE)
+    # To fp32 after the maximum is found, which rounds nothing.
+    largest = x.abs().amax(dim=-1).flatten(0, -2).amax(dim=0).float() if x.dim() > 2 else x.abs().amax(dim=-1).float()
+    return torch.where(largest == 0.0, 1.0, largest / INT8_MAX)
 
 
 def _collapsed(x: torch.Tensor) -> torch.Tensor:

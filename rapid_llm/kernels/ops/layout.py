@@ -26,7 +26,7 @@ def layout_tags(k_rows: torch.Tensor, v_rows: torch.Tensor, row_table: torch.Ten
     | kv:combined | K and V are disjoint views of one buffer with equal strides, a row's V less than a row from its K |
     | kv:split | otherwise |
     | kv:contiguous | both K and V are contiguous |
-    | kv:16bit-aligned | every even element starts at an even byte: always for 16-bit pools, by strides for uint8 |
+    | kv:16bit-aligned | every even element starts at an even byte: always for 16-bit pools, by strides for bytes |
 
     Args:
         k_rows, v_rows: [num_rows, num_kv_heads, head_dim].

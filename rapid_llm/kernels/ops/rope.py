@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from rapid_llm.errors import ShapeError
+from rapid_llm.errors import DTypeError, ShapeError
 from rapid_llm.kernels.ops import checks
 from rapid_llm.kernels.ops.dispatch import dispatch
 from rapid_llm.kernels.ops.kv import write_request
@@ -120,6 +120,8 @@ def rope_write_request(
     """
     call = ROPE_WRITE_OP
     written = write_request(k, v, slot_mapping, k_rows, v_rows, call=call)
+    if k_rows.dtype == torch.int8:
+        raise DTypeError(f"{call} expected a cache of 16-bit values or e4m3, got int8; rotate K first and write it with kv_write.")
     checks.check_dims(call, "q", q, "[num_tokens, num_q_heads, head_dim]")
     checks.check_dtype(call, "q", q, (k.dtype,))
     checks.check_innermost(call, "q", q)

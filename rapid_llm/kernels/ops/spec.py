@@ -26,7 +26,7 @@ class Request:
         device_type: torch's device type, "cpu" or "cuda".
         capability: (major, minor) of a CUDA device; None elsewhere.
         q_dtype: "float16", "bfloat16" or "float32": the dtype of the operand that is computed with or written.
-        kv_dtype: "float16", "bfloat16" or "e4m3": the dtype of the cache; the uint8 container is "e4m3".
+        kv_dtype: "float16", "bfloat16", "e4m3" or "int8": the dtype of the cache; the uint8 container is "e4m3".
         layout_tags: Tags that the call's tensors satisfy, see `rapid_llm.kernels.ops.layout.layout_tags`.
         shape: Sorted (name, size) pairs.
     """
