@@ -23,6 +23,7 @@ from ci.compiled import ACCEPT, by_architecture, summary_lines
 from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict, RunVerdict
 from ci.templates.figures import (
+    between,
     ceiling_items,
     change,
     difference,
@@ -114,7 +115,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    figures = (number, throughput, latency, percent, change, difference, odds)
+    figures = (number, between, throughput, latency, percent, change, difference, odds)
     environment.filters.update({figure.__name__: _unbroken(figure) for figure in figures})
     environment.filters.update({function.__name__: function for function in (short_commit, has_number, latency_of, band_picture)})
     return environment

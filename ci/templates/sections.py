@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
-from ci.templates.figures import percent
+from ci.templates.figures import change
 
 SECTIONS: dict[str, str] = {
     "decode-read": "Decode read, fp16 and bf16",
@@ -219,7 +219,7 @@ def _is_unscored(row: RowOutcome, section: str) -> bool:
 
 @dataclass(frozen=True)
 class Picture:
-    """A band and a point on a line of 100 units, slower on the left; `label` says the same in words."""
+    """A band and a point on a line of 100 units, slower on the right; `label` says the same in words."""
 
     low: float
     high: float
@@ -228,21 +228,30 @@ class Picture:
     label: str
 
 
-def speeds_of(row: RowOutcome) -> tuple[float, tuple[float, float]] | None:
-    """A row's speed against the base and the edges of its band: from `band` where there is one, else from `effect` and `floor`."""
+def changes_of(row: RowOutcome) -> tuple[float, tuple[float, float]] | None:
+    """A row's change of latency and the edges (fastest, slowest) of its band, plus is slower; infinite where nothing bounds it.
+
+    From the throughputs where there is a band, else from `effect` and `floor`: the same numbers that the tables show.
+    """
     if not has_number(row):
         return None
-    if row.band and row.baseline and row.value is not None:
-        point, low, high = (value / row.baseline - 1 for value in (row.value, *row.band))
-        return (-point, (-high, -low)) if row.direction == "lower" else (point, (low, high))
+    if row.band and row.baseline and row.value:
+        base, lower = row.baseline, row.direction == "lower"
+
+        def change(value: float | None, at_none: float) -> float:
+            return at_none if not value or math.isinf(value) else (value / base if lower else base / value) - 1
+
+        low, high = row.band
+        edges = (change(low, -math.inf), change(high, math.inf)) if lower else (change(high, -math.inf), change(low, math.inf))
+        return change(row.value, 0.0), edges
     if row.effect is not None and row.floor:
-        return -row.effect, (-row.floor, row.floor)
+        return row.effect, (1 / (1 + row.floor) - 1, row.floor)
     return None
 
 
 def band_picture(row: RowOutcome) -> Picture | None:
-    """Places a row's band and value on a line."""
-    found = speeds_of(row)
+    """Places a row's band and change on a line."""
+    found = changes_of(row)
     if found is None:
         return None
     point, edges = found
@@ -250,8 +259,8 @@ def band_picture(row: RowOutcome) -> Picture | None:
     if not reach or not math.isfinite(point) or any(math.isnan(edge) for edge in edges):
         return None
     low, high, at = (round(50 + 50 * max(-1.0, min(1.0, part / reach)), 1) for part in (*edges, point))
-    bounds = [percent(edge) if math.isfinite(edge) else "any" for edge in edges]
-    label = f"Speed against the base: {percent(point)}; within the band from {bounds[0]} to {bounds[1]}"
+    bounds = [change(edge) if math.isfinite(edge) else "any" for edge in edges]
+    label = f"Change of latency: {change(point)}; the band reaches from {bounds[0]} to {bounds[1]}"
     return Picture(low, high, 50.0, at, label)
 
 

@@ -211,9 +211,10 @@ def test_unknown_numbers_are_unknown_and_not_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "left_of_band"),
+    ("changes", "right_of_band"),
     [
         ({"value": 90.0, "baseline": 100.0, "band": (95.0, 105.0)}, True),
+        ({"value": 90.0, "baseline": 100.0, "band": (95.0, None)}, True),
         ({"value": 110.0, "baseline": 100.0, "band": (95.0, 105.0)}, False),
         ({"value": 110.0, "baseline": 100.0, "band": (95.0, 105.0), "direction": "lower"}, True),
         ({"value": 90.0, "baseline": 100.0, "band": (95.0, math.inf)}, True),
@@ -221,12 +222,13 @@ def test_unknown_numbers_are_unknown_and_not_unchanged() -> None:
         ({"effect": -0.03, "band": None}, False),
     ],
 )
-def test_band_picture_puts_slower_on_the_left(changes: dict[str, Any], left_of_band: bool) -> None:
+def test_band_picture_puts_slower_on_the_right(changes: dict[str, Any], right_of_band: bool) -> None:
     found = band_picture(outcome("b.C.t", "1", **changes))
     assert found is not None
     assert found.low < 50 < found.high
-    assert (found.point < found.low) == left_of_band
-    assert (found.point > found.high) == (not left_of_band)
+    assert (found.point > found.high) == right_of_band
+    assert (found.point < found.low) == (not right_of_band)
+    assert ("any" in found.label) == (changes["band"] in ((95.0, math.inf), (95.0, None)))
     assert min(found.low, found.point) >= 0
     assert max(found.high, found.point) <= 100
 
