@@ -215,6 +215,7 @@ class GateResult:
     """Things a reviewer has to see: changed baseline, band, waiver or instrument; differences of the environment."""
     environment: dict[str, object] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
+    """What HEAD's processes measured of the device, the median of each."""
     base_environment: dict[str, object] = field(default_factory=dict)
     """What is known of the environment of the other side: the baseline's, or the base commit's last process'."""
     runs: int = 1

@@ -165,7 +165,7 @@ def _bands_spec(has_earlier: bool) -> str:
         )
     layers.append(point)
     zero = alt.Chart(_named_data("zero")).mark_rule(strokeDash=[3, 2]).encode(x=alt.X("x:Q", scale=scale, axis=axis))
-    chart = alt.layer(*layers, zero).properties(width=380, height={"step": 15})
+    chart = alt.layer(*layers, zero).properties(width=640, height={"step": 15})
     return _spec(chart)
 
 

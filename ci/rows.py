@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ci.errors import ExitCode
-from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowRecord, RowResult, RowVerdict, RunVerdict
+from ci.model import CommitResult, GateResult, ProcessRecord, RowKey, RowOutcome, RowRecord, RowResult, RowVerdict, RunVerdict
 
 RUN_ORDER: tuple[ExitCode, ...] = (
     ExitCode.BASELINE,
@@ -330,6 +331,15 @@ def now_text() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime(TIME_FORMAT)
 
 
+def _ceilings(processes: Sequence[ProcessRecord]) -> dict[str, float]:
+    """Medians of what the processes measured of the device: a row's value is one of the same processes, so a share of both is one."""
+    found: dict[str, list[float]] = {}
+    for process in processes:
+        for name, value in process.ceilings.items():
+            found.setdefault(name, []).append(value)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
 def blank_result(mode: str, device: str, base: str, head: CommitResult, notices: Sequence[str], runs: int) -> GateResult:
     """A result without rows and verdict, filled with what the head's processes say; `assemble` completes it.
 
@@ -350,7 +360,7 @@ def blank_result(mode: str, device: str, base: str, head: CommitResult, notices:
         rows=(),
         notices=tuple(dict.fromkeys(notices)),
         environment={} if last is None else dict(last.environment),
-        ceilings={} if last is None else dict(last.ceilings),
+        ceilings=_ceilings(head.processes),
         runs=runs,
         processes=max((len(row.samples) for row in head.rows.values()), default=0),
         created_at=now_text(),
