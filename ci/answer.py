@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from ci.compiled import REFRESH, summary_lines
 from ci.compiled_model import CompiledVerdict
+from ci.confirm import UNFIT_DEVICE, UNFIT_WALL_CLOCK
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.noise import log_latency
 from ci.rows import WAIVED, counted
@@ -239,7 +240,8 @@ def _controls(result: GateResult) -> str:
     span = " to ".join(dict.fromkeys((change(sizes[0]), change(sizes[-1]))))
     moved = [row for row in controls if "MOVED" in row.flags]
     scatter = {row.key: _scatter(row) for row in controls if len(row.samples) > 1}
-    limits = {row.key: row.floor or math.inf for row in controls}
+    device = {row.key for row in controls if row.record is not None and row.record.instrument == "device"}
+    limits = {key: UNFIT_DEVICE if key in device else UNFIT_WALL_CLOCK for key in scatter}
     noisy = sorted((key for key, sd in scatter.items() if sd > limits[key]), key=lambda key: -scatter[key])
     told = f"{counted(len(controls), 'operation')} that this change cannot touch moved by {span} latency"
     if moved:
@@ -248,7 +250,9 @@ def _controls(result: GateResult) -> str:
         shown = ", ".join(f"{names[key]} by {percent(scatter[key])}" for key in noisy[:_MAX_LINES])
         return f"{told}. The machine was noisy: between processes {shown} (SD); only large changes stand"
     return (
-        told if moved or not scatter else f"{told}, none beyond its band; between processes by {percent(max(scatter.values()))} (SD) at most"
+        told
+        if moved or not scatter
+        else f"{told}, none beyond its band; between processes by {percent(max(scatter.values()))} (SD) at most"
     )
 
 

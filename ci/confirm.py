@@ -97,7 +97,7 @@ def judge_controls(controls: Sequence[Pairs], rows: Sequence[Pairs]) -> tuple[li
         reason = f"{percent(series.effect)} latency: shows the machine, and is not judged itself"
         first = ALPHA / 2 / len(controls)
         edges = replace(series, floor=limit).edges(first, first)
-        made = replace(outcome(row, RowVerdict.PASS, reason, series.effect, p_value, None, edges), floor=limit)
+        made = outcome(row, RowVerdict.PASS, reason, series.effect, p_value, None, edges)
         if sure and abs(series.effect) > limit:
             if row.bottleneck in used:
                 moved.append(made)

@@ -145,8 +145,7 @@ def _control_outcome(row: Compared) -> RowOutcome:
     limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * row.sd)
     flags = describe(row.head, RowVerdict.PASS, "").flags + (("MOVED",) if abs(row.z) > limit else ())
     reason = f"{percent(row.effect)} latency: shows the machine, and is not judged itself"
-    made = _filled(row, RowVerdict.PASS, reason, flags, None, (math.expm1(-limit), math.expm1(limit)))
-    return replace(made, floor=math.expm1(limit))
+    return _filled(row, RowVerdict.PASS, reason, flags, None, (math.expm1(-limit), math.expm1(limit)))
 
 
 def _absent(reference: Reference, where: str) -> RowOutcome:

@@ -150,10 +150,8 @@ def test_what_was_timed_what_was_not_and_how_small_a_change_stays_unseen() -> No
     assert "in 1 row a slow-down of any size" in blind["Unseen"]
 
 
-def _control(name: str, effect: float, samples: tuple[float, ...], *flags: str, floor: float = 0.02) -> RowOutcome:
-    return outcome(
-        "b.Control.t", name, section="control", control=True, effect=effect, samples=samples, flags=flags, floor=floor, mde80=None
-    )
+def _control(name: str, effect: float, samples: tuple[float, ...], *flags: str, **changes: Any) -> RowOutcome:
+    return outcome("b.Control.t", name, section="control", control=True, effect=effect, samples=samples, flags=flags, mde80=None, **changes)
 
 
 def test_controls_that_scatter_say_that_the_machine_was_noisy() -> None:
@@ -165,6 +163,9 @@ def test_controls_that_scatter_say_that_the_machine_was_noisy() -> None:
     assert "moved by −18.8 % to +0.10 % latency" in noisy
     assert "The machine was noisy: between processes matmul by" in noisy
     assert "copy by" not in noisy
+    host = _control("host", 0.0, (100.0, 105.0, 96.0), record_instrument="wall-clock")
+    assert "noisy" not in sure(host, outcome("b.C.t", "1"))["Controls"], "under 10 % by the host's clock"
+    assert "noisy" in sure(replace(host, record=quiet.record), outcome("b.C.t", "1"))["Controls"], "over 2 % by the device's"
     assert "MOVED" in sure(_control("copy", 0.3, (100.0, 101.0), "MOVED"), outcome("b.C.t", "1"))["Controls"]
     assert "unnoticed" in sure(outcome("b.C.t", "1"))["Controls"]
 
