@@ -52,7 +52,7 @@ def _verdict(row: Pairs, slow: bool, fast: bool, p_slow: float) -> tuple[RowVerd
         return RowVerdict.PASS, f"{told}, within chance"
     if series.cleared:
         return RowVerdict.CLEARED, f"{told}, under the floor of {percent(row.floor)}"
-    return RowVerdict.UNCONFIRMED, f"{told}, but chance is not excluded"
+    return RowVerdict.UNCONFIRMED, f"{told}, but chance is not excluded over all rows together"
 
 
 def _judge_rows(rows: Sequence[Pairs]) -> list[RowOutcome]:

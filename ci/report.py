@@ -50,6 +50,7 @@ from ci.templates.sections import (
     needing_a_look,
     shares_of,
     tones,
+    why,
 )
 from ci.templates.words import words_of
 
@@ -82,6 +83,7 @@ def _environment() -> Environment:
         flag_texts,
         shares_of,
         is_bystander,
+        why,
         with_commands,
     )
     environment.filters.update({function.__name__: function for function in as_they_are})

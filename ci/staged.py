@@ -24,7 +24,7 @@ _TOLD = {
     RowVerdict.REGRESSED: "over the floor of {floor} and beyond chance",
     RowVerdict.IMPROVED: "faster than the merge-base; the stored baseline is ahead of both",
     RowVerdict.CLEARED: "no slower than the merge-base by the floor of {floor}",
-    RowVerdict.UNCONFIRMED: "but chance is not excluded",
+    RowVerdict.UNCONFIRMED: "but chance is not excluded over all rows together",
 }
 
 

@@ -15,7 +15,7 @@ from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict
 from ci.rows import counted
 from ci.templates.figures import change, latency, percent, short_commit, throughput, visible
-from ci.templates.sections import SECTIONS, has_number, latency_of, needing_a_look, tally, verdict_text
+from ci.templates.sections import SECTIONS, has_number, latency_of, needing_a_look, tally, verdict_text, why
 
 _MARKDOWN_SYNTAX = r"[^\w .,;:()/=+%-]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?! )"
 """What could be markup; an underscore inside a word and a colon before a space never are."""
@@ -55,7 +55,7 @@ def render_summary(result: GateResult) -> str:
     others = [row for row in result.rows if id(row) not in ids and row.verdict is not RowVerdict.SKIPPED]
     lines = _head(result)
     budget = SUMMARY_LIMIT_BYTES - _size(lines) - 1000
-    table = _fit((_line(row, markdown_text(row.reason, 300)) for row in attention), budget)
+    table = _fit((_line(row, markdown_text(why(row), 300)) for row in attention), budget)
     budget -= _size(table)
     shown = len(table)
     if table:

@@ -105,6 +105,11 @@ def chance(row: RowOutcome) -> str:
     return f"{odds(row.p_value)}, the least of {row.num_pairs} pairs" if least else odds(row.p_value)
 
 
+def why(row: RowOutcome) -> str:
+    """The row's reason, for beside its change: without the same change once more."""
+    return re.sub(r"^[+-][\d.]+ % latency(?: (?=over \d+ (?:pairs|runs))|, )", "", row.reason)
+
+
 def flag_texts(row: RowOutcome) -> list[str]:
     """The row's flags for where its MDE80 has no column: one that is about what the row can find has the row's own figure."""
     finds = percent(row.mde80) if row.mde80 is not None and math.isfinite(row.mde80) else "unknown"

@@ -17,7 +17,7 @@ from ci.compiled_model import CompiledChange, CompiledFinding, CompiledResult, C
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.report import render_html
 from ci.summary import render_summary
-from ci.templates.sections import chance, tally
+from ci.templates.sections import chance, tally, why
 from ci.templates.words import WORDS, words_of
 from ci.terminal import render_terminal
 
@@ -186,6 +186,14 @@ def test_controls_have_no_verdict_and_are_not_counted() -> None:
 def test_the_least_that_pairs_can_show_is_called_so(p_value: float | None, said: str) -> None:
     assert chance(outcome("b.C.t", "1", p_value=p_value, num_pairs=12)) == said
     assert noise.smallest_p(12) == 2.0**-12
+
+
+def test_a_reason_does_not_repeat_the_change_beside_it() -> None:
+    row = outcome("b.C.t", "1", effect=0.5, reason="+50.0 % latency over 12 pairs, over the floor of +3.0 % and beyond chance")
+    assert why(row) == "over 12 pairs, over the floor of +3.0 % and beyond chance"
+    assert why(replace(row, reason="+50.0 % latency, within the band")) == "within the band"
+    for reason in ("+50.0 % latency over its floor over 12 pairs", "+50.0 % latency from its anchor", "because"):
+        assert why(replace(row, reason=reason)) == reason
 
 
 # Words
