@@ -22,7 +22,7 @@ from typing import Any
 from ci.errors import InputError, UsageError
 from ci.model import GateResult
 from ci.repo import review_lines
-from ci.report import markdown_text, render_summary
+from ci.summary import markdown_text, render_summary
 from ci.verdict_file import load
 
 MAX_ARTIFACT_BYTES = 64 << 20

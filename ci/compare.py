@@ -17,7 +17,7 @@ from ci.compared import OUTRIGHT, two_run_floors
 from ci.errors import BaselineError, ExitCode, UsageError
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.references import Reference, references_of, run_estimate
-from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, conclude, percent, section_of
+from ci.rows import COMPARED_ROWS, RUN_ORDER, VERDICTS, WAIVED, assemble, blank_result, blindness, conclude, percent, section_of
 from ci.screen import ALPHA, BLIND_MDE, SCREENED, UNFIT_MIN_ROWS, judge
 
 __all__ = [
@@ -274,9 +274,9 @@ def compare_history(
         *(notice for notice in judged.notices if "no control rows" not in notice),
         *told,
     ]
-    blind = sum("BLIND" in row.flags for row in judged.rows)
+    blind = [row for row in judged.rows if "BLIND" in row.flags]
     if blind:
-        told.append(f"{blind} row(s) are BLIND: only a regression over {percent(BLIND_MDE)} would be found in them")
+        told.append(f"{blindness(blind)} would be found in {'it' if len(blind) == 1 else 'them'}")
     base = f"{len(kept)} commits up to {kept[-1].commit[:8]}" if kept else "no commits"
     result = blank_result("history", device or head.machine, base, head, told, len(head_runs))
     rows = [_with_history(row, _values_of(kept, row)) for row in judged.rows]

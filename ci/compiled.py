@@ -43,7 +43,8 @@ Listing = Callable[[str], "str | None"]
 _ORDER = list(CompiledVerdict)
 _SASS_LINES = 160
 _OTHER_WAY = "all launches are the same; the code that launches like calls (rapid_llm/kernels/direct_launch.py) is not"
-_REFRESH = "`python -m ci compiled record --reason ...`"
+REFRESH = "python -m ci compiled record --reason ..."
+"""The command that records baselines of compiled rows."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,6 @@ def compare_compiled(
     )
 
 
-ACCEPT = f"A change for the worse that is wanted is accepted by merging its baseline first: {_REFRESH}."
-
-
 def _natural(architecture: str) -> tuple[int, str]:
     """sm_90 before sm_100."""
     digits = architecture.rpartition("_")[2]
@@ -134,17 +132,17 @@ def _comparable(stored: CompiledBaseline | None, head: CompiledFile, architectur
     ptxas = head.ptxas.get(architecture, "unknown")
     path = f"{BASELINE_DIR}/{architecture}.json"
     if stored is None:
-        return None, f"There is no {path} on the base branch: rows are held against the merge-base; record it with {_REFRESH}."
+        return None, f"There is no {path} on the base branch: rows are held against the merge-base; record it with `{REFRESH}`."
     if stored.schema != BASELINE_SCHEMA_ID:
         return None, (
             f"{path} is NOT COMPARABLE (it was recorded before like calls were): rows are held against the merge-base; refresh it with"
-            f" {_REFRESH}."
+            f" `{REFRESH}`."
         )
     if (stored.triton, stored.ptxas) == (head.triton, ptxas):
         return stored, ""
     return None, (
         f"{path} is NOT COMPARABLE (Triton {stored.triton} with ptxas {stored.ptxas}, here {head.triton} with {ptxas}): rows are held"
-        f" against the merge-base; refresh it with {_REFRESH}."
+        f" against the merge-base; refresh it with `{REFRESH}`."
     )
 
 
@@ -320,6 +318,26 @@ def summary_lines(findings: Iterable[CompiledFinding]) -> list[str]:
         if not told:
             lines.setdefault((finding.kernel, finding.verdict.value, finding.reason or "differs"), []).append(finding.architecture)
     return [f"{kernel}: {what} on {', '.join(places)}" for (kernel, _, what), places in lines.items()]
+
+
+def over_architectures(findings: Iterable[CompiledFinding]) -> list[tuple[CompiledFinding, list[str]]]:
+    """Findings of the same rows with the same change once, with the architectures that have it; shown is the first with machine code."""
+    groups: dict[object, tuple[CompiledFinding, list[str]]] = {}
+    for finding in findings:
+        key = (finding.kernel, finding.verdict, finding.reference, finding.reason, finding.changes, finding.rows)
+        shown, places = groups.setdefault(key, (finding, []))
+        places.append(finding.architecture)
+        if finding.sass_diff and not shown.sass_diff:
+            groups[key] = (finding, places)
+    return list(groups.values())
+
+
+def alike_architectures(compiled: CompiledResult) -> list[tuple[list[str], list[str], dict[str, int]]]:
+    """Architectures with the same counts, the devices that stand for them, and the counts."""
+    alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for architecture, found in by_architecture(compiled):
+        alike.setdefault(tuple(found.items()), []).append(architecture)
+    return [(names, [compiled.devices.get(name, "unknown") for name in names], dict(found)) for found, names in alike.items()]
 
 
 def by_architecture(compiled: CompiledResult) -> list[tuple[str, dict[str, int]]]:

@@ -11,7 +11,7 @@ from ci import noise, runner_state
 from ci.identity import device_of
 from ci.model import CommitResult, GateResult, RowOutcome, RowVerdict
 from ci.pairs import DELTA0, DEVICE_FLOOR, MIN_PAIRS, WALL_CLOCK_FLOOR, Pairs, environments, floor_notices, outcome, sort_out
-from ci.rows import assemble, blank_result, percent, serving_classes
+from ci.rows import assemble, blank_result, blindness, counted, percent, serving_classes
 from ci.sequential import ALPHA, Series
 
 __all__ = [
@@ -52,7 +52,7 @@ def _verdict(row: Pairs, slow: bool, fast: bool, p_slow: float) -> tuple[RowVerd
         return RowVerdict.PASS, f"{told}, within chance"
     if series.cleared:
         return RowVerdict.CLEARED, f"{told}, under the floor of {percent(row.floor)}"
-    return RowVerdict.UNCONFIRMED, f"{told}, but chance is not excluded"
+    return RowVerdict.UNCONFIRMED, f"{told}, but chance is not excluded over all rows together"
 
 
 def _judge_rows(rows: Sequence[Pairs]) -> list[RowOutcome]:
@@ -65,15 +65,16 @@ def _judge_rows(rows: Sequence[Pairs]) -> list[RowOutcome]:
         verdict, reason = _verdict(row, bool(slow[i]), bool(fast[i]), slow_p[i])
         spread = float(noise.clip_differences(row.d).std(ddof=1))
         mde80 = noise.mde80_paired(spread, row.d.size, floor=row.floor, delta0=series.delta0, num_rows=len(rows), alpha=ALPHA)
-        made = outcome(row, verdict, reason, series.effect, slow_p[i] if series.side > 0 else fast_p[i], mde80)
-        outcomes.append(replace(made, flags=(*made.flags, *flags_of(row, series.effect, mde80))))
+        edges = series.edges(noise.SCREEN_ALPHA, noise.holm_level(fast_p, i, ALPHA))
+        made = outcome(row, verdict, reason, series.effect, slow_p[i] if series.side > 0 else fast_p[i], mde80, edges)
+        outcomes.append(replace(made, flags=(*made.flags, *flags_of(row, verdict, series.effect, mde80))))
     return outcomes
 
 
-def flags_of(row: Pairs, effect: float, mde80: float) -> list[str]:
-    """What a reader should know of a paired row besides its verdict."""
+def flags_of(row: Pairs, verdict: RowVerdict, effect: float, mde80: float) -> list[str]:
+    """What a reader should know of a paired row besides its verdict; what it could not have found is none of that of a REGRESSED one."""
     flags = ["IDENTICAL"] if row.identical else []
-    if mde80 > _WIDE_MDE:
+    if mde80 > _WIDE_MDE and verdict is not RowVerdict.REGRESSED:
         flags.append("BLIND" if mde80 > _BLIND_MDE else "WIDE")
     if abs(abs(effect) - row.floor) <= 0.1 * row.floor:
         flags.append("NEAR LIMIT")
@@ -94,7 +95,9 @@ def judge_controls(controls: Sequence[Pairs], rows: Sequence[Pairs]) -> tuple[li
     for row, series, p_value, sure in zip(controls, tested, p_values, rejected, strict=True):
         limit = UNFIT_DEVICE if row.on_device else UNFIT_WALL_CLOCK
         reason = f"{percent(series.effect)} latency: shows the machine, and is not judged itself"
-        made = outcome(row, RowVerdict.PASS, reason, series.effect, p_value, None)
+        first = ALPHA / 2 / len(controls)
+        edges = replace(series, floor=limit).edges(first, first)
+        made = outcome(row, RowVerdict.PASS, reason, series.effect, p_value, None, edges)
         if sure and abs(series.effect) > limit:
             if row.bottleneck in used:
                 moved.append(made)
@@ -185,17 +188,17 @@ def compare_pairs(
     fewest = min((row.d.size for row in rows), default=0)
     cut = [row for row in pairs if row.truncated]
     if cut:
-        told.append(f"{len(cut)} row(s) have more samples on one side; the surplus, unpaired, is left out (first {cut[0].key})")
+        told.append(f"{counted(len(cut), 'row')} with more samples on one side; the surplus, unpaired, is left out (first {cut[0].key})")
     if rows and fewest < ASKED_PAIRS:
         told.append(f"only {fewest} pairs where {ASKED_PAIRS} are asked for; small regressions stay unseen")
     blind = [row for row in judged if "BLIND" in row.flags]
     if blind:
-        told.append(f"{len(blind)} row(s) are BLIND: these pairs find only a regression over {percent(_BLIND_MDE)} in them")
+        told.append(f"{blindness(blind)} would be found in {'it' if len(blind) == 1 else 'them'}")
     if pairs and not controls:
         told.append("no control rows: a shift of the machine between the arms of the pairs would go unnoticed")
     unnamed = [row for row in rows if row.head.record is None]
     if unnamed:
-        told.append(f"{len(unnamed)} row(s) name no instrument; the wall-clock floor of {percent(WALL_CLOCK_FLOOR)} holds for them")
+        told.append(f"{counted(len(unnamed), 'row')} without a named instrument: the wall-clock floor of {percent(WALL_CLOCK_FLOOR)} holds")
     unable = None
     if rows and ALPHA / len(rows) < noise.smallest_p(fewest):
         needed = pairs_needed(len(rows))

@@ -19,7 +19,7 @@ from ci.baseline_file import Anchor, Baseline, Row
 from ci.compared import MIN_FLOOR
 from ci.model import Direction, RowKey, RowOutcome, RowVerdict
 from ci.references import Reference, all_held, references_of
-from ci.rows import COMPARED_ROWS, WAIVED, percent, serving_classes
+from ci.rows import COMPARED_ROWS, WAIVED, at_effect, percent, serving_classes
 from ci.screen import ALPHA, SCREENED
 
 CREEP = "CREEP"
@@ -219,17 +219,14 @@ def _crept(outcome: RowOutcome, row: Row, anchor: Standing, distance: float, p_v
     flags = tuple(flag for flag in flags if flag not in _TAKEN_OFF)
     if outcome.verdict is RowVerdict.BLIND:
         return replace(outcome, flags=flags), f"{told}; {remedy}"
-    sign = -1 if row.direction == "higher" else 1
-    limits = [math.exp(sign * (anchor.level + side * math.log1p(MAX_CREEP))) for side in (-1, 1)]
     made = replace(
         outcome,
         verdict=RowVerdict.REGRESSED,
         reason=f"{size} latency from its anchor {anchor.commit[:12]}, over {percent(MAX_CREEP)} and beyond chance; {remedy}",
         flags=flags,
-        baseline=math.exp(sign * anchor.level),
-        effect=math.expm1(distance),
         p_value=p_value,
         floor=MAX_CREEP,
-        band=(min(limits), max(limits)),
     )
+    if made.value is not None:
+        made = at_effect(made, made.value, math.expm1(distance), (1 / (1 + MAX_CREEP) - 1, MAX_CREEP))
     return made, f"{told}; {remedy}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ci.model import GateResult, RowOutcome, RowVerdict
-from ci.report import render_summary
+from ci.summary import render_summary
 from ci.templates.figures import change, visible
 from ci.templates.sections import fails, needing_a_look
 

@@ -178,13 +178,15 @@ class RowOutcome:
     unit: str = ""
     direction: Direction = "higher"
     value: float | None = None
+    """Of the commit under test."""
     baseline: float | None = None
+    """What the base would have read beside `value`: `value` taken back by `effect`, as are `band` and `baseline_latency_us`."""
     effect: float | None = None
     p_value: float | None = None
     floor: float | None = None
     mde80: float | None = None
-    band: tuple[float, float] | None = None
-    """Throughputs between which the row would pass, (low, high), in `unit`."""
+    band: tuple[float | None, float | None] | None = None
+    """Throughputs between which the row would pass, (low, high), in `unit`; None for a side on which nothing bounds it."""
     samples: tuple[float, ...] = ()
     record: RowRecord | None = None
     latency_us: float | None = None
@@ -213,6 +215,7 @@ class GateResult:
     """Things a reviewer has to see: changed baseline, band, waiver or instrument; differences of the environment."""
     environment: dict[str, object] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
+    """What HEAD's processes measured of the device, the median of each."""
     base_environment: dict[str, object] = field(default_factory=dict)
     """What is known of the environment of the other side: the baseline's, or the base commit's last process'."""
     runs: int = 1

@@ -153,6 +153,13 @@ def holm(p_values: Sequence[float] | Array, alpha: float) -> npt.NDArray[np.bool
     return rejected
 
 
+def holm_level(p_values: Sequence[float], index: int, alpha: float) -> float:
+    """The level at which `holm` tests one hypothesis, the others as they are: it is rejected where its p-value is no larger."""
+    others = np.array(p_values, dtype=np.float64)
+    others[index] = 1.0
+    return alpha / (others.size - int(holm(others, alpha)[np.arange(others.size) != index].sum()))
+
+
 def clip_differences(d: Array) -> Array:
     """Clips at 2.5 robust SDs about zero; the bound depends on |d| alone, so that flipping signs commutes with it."""
     bound = _CLIP * float(np.median(np.abs(d)))
@@ -182,12 +189,43 @@ def sign_flip_p(d: Array, *, key: str) -> float:
         first, second = (_signed_sums(part) for part in np.array_split(size, 2))
         first.sort()
         return float((first.size - np.searchsorted(first, reach - second)).sum()) / (first.size * second.size)
+    return (int((_sampled_sums(size, key) >= reach).sum()) + 1) / (MONTE_CARLO_FLIPS + 1)
+
+
+def sign_flip_limit(d: Array, level: float, *, key: str) -> float:
+    """The largest mean of clipped differences of these sizes of which `sign_flip_p` is at least `level`: up to here chance is not excluded.
+
+    Args:
+        d: [n], as for `sign_flip_p`; only the sizes matter.
+        level: Between 0 and 1.
+    Returns:
+        inf where so few pairs never reject at this level.
+    """
+    if level <= smallest_p(d.size):
+        return math.inf
+    size = np.abs(clip_differences(d))
+    if d.size > EXACT_PAIRS:
+        rank = math.ceil(level * (MONTE_CARLO_FLIPS + 1)) - 1
+        return float(np.sort(_sampled_sums(size, key))[-rank]) / d.size
+    first, second = (_signed_sums(part) for part in np.array_split(size, 2))
+    first.sort()
+    wanted = math.ceil(level * first.size * second.size)
+    low, high = -float(size.sum()), float(size.sum())
+    for _ in range(64):  # the sum that has `wanted` sums at or above it, to the last digit
+        middle = (low + high) / 2
+        reached = int((first.size - np.searchsorted(first, middle - second)).sum()) >= wanted
+        low, high = (middle, high) if reached else (low, middle)
+    return high / d.size
+
+
+def _sampled_sums(size: Array, key: str) -> Array:
+    """The sums of `size` under signs that the key draws, [MONTE_CARLO_FLIPS]."""
     rng = np.random.default_rng(seed_of(key))
     sums = np.zeros(MONTE_CARLO_FLIPS)
-    for part in np.array_split(size, math.ceil(d.size / 12)):
+    for part in np.array_split(size, math.ceil(size.size / 12)):
         known = _signed_sums(part)
         sums += known[rng.integers(0, known.size, MONTE_CARLO_FLIPS)]
-    return (int((sums >= reach).sum()) + 1) / (MONTE_CARLO_FLIPS + 1)
+    return sums
 
 
 def _signed_sums(size: Array) -> Array:

@@ -12,7 +12,7 @@ from ci.errors import BaselineError
 from ci.host_floor import floors_of, told, told_lacking
 from ci.identity import device_of
 from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
-from ci.rows import describe, is_control, mismatch, stateful_outcome
+from ci.rows import at_effect, describe, is_control, mismatch, stateful_outcome
 from ci.sequential import Series
 
 MIN_PAIRS = 6
@@ -101,24 +101,21 @@ def floor_notices(pairs: Sequence[Pairs]) -> list[str]:
     return [*told(any(row.floor_d is not None for row in pairs)), *told_lacking(one_sided, "the two commits")]
 
 
-def outcome(row: Pairs, verdict: RowVerdict, reason: str, effect: float, p_value: float, mde80: float | None) -> RowOutcome:
-    """What the row's pairs show; the band is the row's floor about the base's value, at the host floor that HEAD had."""
-    before = float(np.median(row.base.samples[: row.d.size]))
-    drift = 0.0 if row.floor_d is None else float(np.median(row.floor_d[: row.d.size]))
-    middle = before * float(np.exp(-drift if row.head.direction == "higher" else drift))
-    edges = (middle * (1 + row.floor), middle / (1 + row.floor))
-    record = row.base.record
-    return replace(
-        describe(row.head, verdict, reason),
-        value=float(np.median(row.head.samples[: row.d.size])),
-        baseline=before,
-        effect=effect,
-        p_value=p_value,
-        floor=row.floor,
-        mde80=mde80,
-        band=(min(edges), max(edges)),
-        baseline_latency_us=None if record is None else record.latency_us,
-        num_pairs=int(row.d.size),
+def outcome(
+    row: Pairs, verdict: RowVerdict, reason: str, effect: float, p_value: float, mde80: float | None, edges: tuple[float, float]
+) -> RowOutcome:
+    """What the row's pairs show. The change of the pairs is what decides; HEAD's figures are the median of its processes, and the base's
+    and the band's are those figures taken back by the change, so that no two figures of a row disagree.
+
+    Args:
+        edges: (fastest, slowest) relative change of latency within which the row passes.
+    """
+    value = float(np.median(row.head.samples[: row.d.size]))
+    return at_effect(
+        replace(describe(row.head, verdict, reason), floor=row.floor, num_pairs=int(row.d.size), p_value=p_value, mde80=mde80),
+        value,
+        effect,
+        edges,
     )
 
 
@@ -162,13 +159,7 @@ def _compare_forms(before: RowResult, after: RowResult, pairs: list[Pairs]) -> l
     reason = f"{pair.d.size} pairs of processes, but at least {MIN_PAIRS} are needed; measure more rounds"
     few = describe(after, RowVerdict.INVALID, reason)
     if pair.d.size > 1:
-        few = replace(
-            few,
-            value=float(np.median(after.samples)),
-            baseline=float(np.median(before.samples)),
-            effect=pair.series.effect,
-            num_pairs=int(pair.d.size),
-        )
+        few = at_effect(replace(few, num_pairs=int(pair.d.size)), float(np.median(after.samples)), pair.series.effect, None)
     return [few]
 
 

@@ -102,7 +102,7 @@ def _named(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class BandLine:
-    """One row of a picture of bands, as speed relative to the base: -0.03 is 3 % slower."""
+    """One row of a picture of bands, as change of latency against the base: 0.03 is 3 % slower."""
 
     name: str
     point: float
@@ -114,7 +114,7 @@ class BandLine:
 
 
 def bands(lines: Sequence[BandLine]) -> Markup:
-    """Each row's band, its earlier runs and this run; slower is left."""
+    """Each row's band, its earlier runs and this run; slower is right."""
     labels = _named([line.name for line in lines])
     reach = max([0.01, *(abs(part) for line in lines for part in (line.point, *line.earlier) if math.isfinite(part))])
     reach = max([reach, *(min(abs(edge), 2 * reach) for line in lines for edge in (line.low, line.high) if math.isfinite(edge))]) * 1.05
@@ -129,7 +129,7 @@ def bands(lines: Sequence[BandLine]) -> Markup:
     earlier = [{"row": label, "point": clip(value)} for label, line in zip(labels, lines, strict=True) for value in line.earlier]
     return _draw(
         _bands_spec(bool(earlier)),
-        f"Speed of {len(lines)} rows against the base, with the band in which each passes; the same numbers are in the table.",
+        f"Change of latency of {len(lines)} rows against the base, with the band in which each passes; the same numbers are in the table.",
         {"low": -reach, "high": reach},
         {"rows": rows, "earlier": earlier, "zero": [{"x": 0}]},
     )
@@ -138,12 +138,18 @@ def bands(lines: Sequence[BandLine]) -> Markup:
 @functools.cache
 def _bands_spec(has_earlier: bool) -> str:
     scale = alt.Scale(domain=["$low", "$high"])
-    axis = alt.Axis(format="+.1%", tickCount=6, gridColor=_GRID, title="speed against the base, slower is left", orient="bottom")
+    axis = alt.Axis(
+        format="+.1%",
+        tickCount=6,
+        gridColor=_GRID,
+        title="change of latency against the base: faster is left, slower is right",
+        orient="bottom",
+    )
     y = alt.Y("row:N", sort=None, title=None, axis=alt.Axis(labelLimit=420, grid=False))
     base = alt.Chart(_named_data("rows"))
     band = base.mark_bar(color=NEUTRAL, opacity=0.35, height=9).encode(x=alt.X("low:Q", scale=scale, axis=axis), x2="high:Q", y=y)
     look = alt.Scale(domain=["bad", "good", "plain"], range=[WORSE, BETTER, "currentColor"])
-    shape = alt.Scale(domain=["bad", "good", "plain"], range=["triangle-left", "triangle-right", "circle"])
+    shape = alt.Scale(domain=["bad", "good", "plain"], range=["triangle-right", "triangle-left", "circle"])
     point = base.mark_point(filled=True, size=55, opacity=1).encode(
         x=alt.X("point:Q", scale=scale, axis=axis),
         y=y,
@@ -159,7 +165,7 @@ def _bands_spec(has_earlier: bool) -> str:
         )
     layers.append(point)
     zero = alt.Chart(_named_data("zero")).mark_rule(strokeDash=[3, 2]).encode(x=alt.X("x:Q", scale=scale, axis=axis))
-    chart = alt.layer(*layers, zero).properties(width=380, height={"step": 15})
+    chart = alt.layer(*layers, zero).properties(width=640, height={"step": 15})
     return _spec(chart)
 
 

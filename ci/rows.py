@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ci.errors import ExitCode
-from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowRecord, RowResult, RowVerdict, RunVerdict
+from ci.model import CommitResult, GateResult, ProcessRecord, RowKey, RowOutcome, RowRecord, RowResult, RowVerdict, RunVerdict
 
 RUN_ORDER: tuple[ExitCode, ...] = (
     ExitCode.BASELINE,
@@ -135,6 +137,35 @@ def describe(row: RowResult, verdict: RowVerdict, reason: str) -> RowOutcome:
     )
 
 
+def at_effect(row: RowOutcome, value: float, effect: float, edges: tuple[float, float] | None) -> RowOutcome:
+    """The row with its figures, all of one estimator: whatever decided the change, `was` and band follow from it and from `value`.
+
+    Args:
+        row: With its record, which knows how much latency belongs to a throughput.
+        value: Of the commit under test, in the row's unit.
+        effect: Relative change of latency that the verdict rests on.
+        edges: (fastest, slowest) relative change within which the row passes, -1 and inf where nothing bounds it; None without a band.
+    """
+    sign = 1 if row.direction == "higher" else -1
+    before = value * (1 + effect) ** sign
+    band = None
+    if edges is not None:
+        fastest, slowest = (before * (1 + edge) ** -sign if -1 < edge < math.inf else None for edge in edges)
+        band = (slowest, fastest) if sign > 0 else (fastest, slowest)
+    record, latency_us = row.record, None
+    if record is not None and record.latency_us is not None and record.value:
+        latency_us = record.latency_us * (record.value / value) ** sign
+    return replace(
+        row,
+        value=value,
+        baseline=before,
+        effect=effect,
+        band=band,
+        latency_us=row.latency_us if latency_us is None else latency_us,
+        baseline_latency_us=None if latency_us is None else latency_us / (1 + effect),
+    )
+
+
 _STATE_VERDICTS = {
     "violation": RowVerdict.VIOLATION,
     "unverified": RowVerdict.UNVERIFIED,
@@ -197,7 +228,8 @@ def percent(effect: float | None) -> str:
     return "unknown" if effect is None else f"{100 * effect:+.1f} %"
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: ``1 row``, ``9 rows``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -224,12 +256,12 @@ def conclude(
         reasons[ExitCode.BASELINE] = invalid
     if wrong:
         told = named(wrong, lambda row: f"{row.key} ({row.verdict.value}: {row.reason})")
-        reasons[ExitCode.WRONG] = f"{_counted(len(wrong), 'row')} with wrong results: {told}"
+        reasons[ExitCode.WRONG] = f"{counted(len(wrong), 'row')} with wrong results: {told}"
     if unfit is not None:
         reasons[ExitCode.UNFIT] = unfit
     if incomplete:
         told = named(incomplete, lambda row: f"{row.key} ({row.verdict.value}: {row.reason})")
-        reasons[ExitCode.INCOMPLETE] = f"{_counted(len(incomplete), 'row')} without a verdict: {told}"
+        reasons[ExitCode.INCOMPLETE] = f"{counted(len(incomplete), 'row')} without a verdict: {told}"
     elif unable is not None:
         reasons[ExitCode.INCOMPLETE] = unable
     elif not compared:
@@ -241,7 +273,7 @@ def conclude(
         reasons[ExitCode.INCOMPLETE] = f"no row could be compared ({tally or 'the run has no rows'})"
     if regressed:
         told = named(regressed, lambda row: f"{row.key} ({percent(row.effect)} latency)")
-        reasons[ExitCode.REGRESSION] = f"{_counted(len(regressed), 'row')} regressed: {told}"
+        reasons[ExitCode.REGRESSION] = f"{counted(len(regressed), 'row')} regressed: {told}"
         if ExitCode.INCOMPLETE in reasons:
             reasons[ExitCode.INCOMPLETE] += f"; and {reasons[ExitCode.REGRESSION]}"
     reasons[ExitCode.PASS] = _passing(compared)
@@ -249,8 +281,17 @@ def conclude(
     return code, reasons[code]
 
 
+def blindness(rows: Sequence[RowOutcome]) -> str:
+    """What BLIND rows can find, by their own figures: ``5 rows are BLIND: only a regression of +12.1 % to +116.4 % or more``."""
+    told = f"{counted(len(rows), 'row')} {'is' if len(rows) == 1 else 'are'} BLIND:"
+    sizes = [row.mde80 for row in rows if row.mde80 is not None and math.isfinite(row.mde80)]
+    if not sizes:
+        return f"{told} no regression of any size"
+    return f"{told} only a regression of {' to '.join(dict.fromkeys((percent(min(sizes)), percent(max(sizes)))))} or more"
+
+
 def _passing(compared: Sequence[RowOutcome]) -> str:
-    parts = [f"{_counted(len(compared), 'row')} compared, none regressed"]
+    parts = [f"{counted(len(compared), 'row')} compared, none regressed"]
     improved = [row for row in compared if row.verdict is RowVerdict.IMPROVED]
     open_rows = [row for row in compared if row.verdict is RowVerdict.UNCONFIRMED]
     if improved:
@@ -291,6 +332,15 @@ def now_text() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime(TIME_FORMAT)
 
 
+def _ceilings(processes: Sequence[ProcessRecord]) -> dict[str, float]:
+    """Medians of what the processes measured of the device: a row's value is one of the same processes, so a share of both is one."""
+    found: dict[str, list[float]] = {}
+    for process in processes:
+        for name, value in process.ceilings.items():
+            found.setdefault(name, []).append(value)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
 def blank_result(mode: str, device: str, base: str, head: CommitResult, notices: Sequence[str], runs: int) -> GateResult:
     """A result without rows and verdict, filled with what the head's processes say; `assemble` completes it.
 
@@ -311,7 +361,7 @@ def blank_result(mode: str, device: str, base: str, head: CommitResult, notices:
         rows=(),
         notices=tuple(dict.fromkeys(notices)),
         environment={} if last is None else dict(last.environment),
-        ceilings={} if last is None else dict(last.ceilings),
+        ceilings=_ceilings(head.processes),
         runs=runs,
         processes=max((len(row.samples) for row in head.rows.values()), default=0),
         created_at=now_text(),

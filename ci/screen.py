@@ -13,7 +13,7 @@ from ci.compared import MIN_LEARNED_RUNS, Compared, Estimator, in_set, numbers
 from ci.host_floor import DISTURBED
 from ci.model import CommitResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.references import Reference, held
-from ci.rows import describe, mismatch, percent, serving_classes, stateful_outcome
+from ci.rows import at_effect, counted, describe, mismatch, percent, serving_classes, stateful_outcome
 
 ALPHA = 0.01
 """Chance that a run without a regression fails (Holm over the rows)."""
@@ -85,14 +85,6 @@ def _floors_moved(hosts: Sequence[Compared]) -> str | None:
     return None
 
 
-def _levels(row: Compared) -> tuple[float, float]:
-    """(low, high) of the row's unit between which one run is not even screened, about where the controls put this run."""
-    middle = row.centre + row.shift
-    ends = [middle - row.edge, middle + row.edge]
-    values = [math.exp(-end if row.reference.direction == "higher" else end) for end in ends]
-    return min(values), max(values)
-
-
 def _verdict(row: Compared, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
     """Verdict and reason of one row; `slow` and `fast` say whether Holm rejects on that side."""
     num_head = len(row.deviations)
@@ -112,7 +104,7 @@ def _verdict(row: Compared, slow: bool, fast: bool) -> tuple[RowVerdict, str]:
     return RowVerdict.UNCONFIRMED, f"{size}, beyond the screen's band, but {why}"
 
 
-def _outcome(row: Compared, slow: bool, fast: bool, mde80: float) -> RowOutcome:
+def _outcome(row: Compared, slow: bool, fast: bool, mde80: float, fast_level: float) -> RowOutcome:
     verdict, reason = _verdict(row, slow, fast)
     flags = list(describe(row.head, verdict, reason).flags)
     if row.screened(1):
@@ -121,34 +113,39 @@ def _outcome(row: Compared, slow: bool, fast: bool, mde80: float) -> RowOutcome:
         flags.append("NEAR LIMIT")
     if row.num_base < MIN_LEARNED_RUNS:
         flags.append("DECLARED NOISE")
-    if mde80 > WIDE_MDE:
+    if mde80 > WIDE_MDE and verdict is not RowVerdict.REGRESSED:
         flags.append("BLIND" if mde80 > BLIND_MDE else "WIDE")
-    return _filled(row, verdict, reason, tuple(dict.fromkeys(flags)), mde80)
+    return _filled(row, verdict, reason, tuple(dict.fromkeys(flags)), mde80, _edges(row, fast_level))
 
 
-def _filled(row: Compared, verdict: RowVerdict, reason: str, flags: tuple[str, ...], mde80: float | None) -> RowOutcome:
+def _edges(row: Compared, fast_level: float) -> tuple[float, float]:
+    """(fastest, slowest) relative change of latency within which the row passes: beyond it a run is screened, or the row IMPROVED."""
+    sure = noise.t_upper_quantile(fast_level, row.nu) * row.error(len(row.deviations))
+    return math.expm1(-max(row.edge, math.log1p(row.floor), sure)), math.expm1(row.edge)
+
+
+def _filled(
+    row: Compared, verdict: RowVerdict, reason: str, flags: tuple[str, ...], mde80: float | None, edges: tuple[float, float]
+) -> RowOutcome:
+    """The row's figures: HEAD's as measured, by the estimator of runs; the base's at the level of floors and controls that HEAD had."""
     sign = -1 if row.reference.direction == "higher" else 1
-    raw = row.centre + row.shift + row.z
-    return replace(
+    value = math.exp(sign * (row.centre + row.shift + row.z))
+    made = replace(
         describe(row.head, verdict, reason),
         flags=flags,
         control=row.reference.control,
-        value=math.exp(sign * raw),
-        baseline=math.exp(sign * row.centre),
-        effect=row.effect,
         p_value=row.p_value(1 if row.z >= 0 else -1),
         floor=row.floor,
         mde80=mde80,
-        band=_levels(row),
-        baseline_latency_us=row.reference.latency_us,
     )
+    return at_effect(made, value, row.effect, edges)
 
 
 def _control_outcome(row: Compared) -> RowOutcome:
     limit = max(math.log1p(UNFIT_SHIFT), UNFIT_SDS * row.sd)
     flags = describe(row.head, RowVerdict.PASS, "").flags + (("MOVED",) if abs(row.z) > limit else ())
     reason = f"{percent(row.effect)} latency: shows the machine, and is not judged itself"
-    return _filled(row, RowVerdict.PASS, reason, flags, None)
+    return _filled(row, RowVerdict.PASS, reason, flags, None, (math.expm1(-limit), math.expm1(limit)))
 
 
 def _absent(reference: Reference, where: str) -> RowOutcome:
@@ -215,15 +212,16 @@ def judge(
     rows, controls, notices = numbers(comparable, estimate)
     notices = [*told, *notices]
     slow = noise.holm([row.p_value(1) for row in rows], ALPHA)
-    fast = noise.holm([row.p_value(-1) for row in rows], ALPHA)
-    for row, rejected_slow, rejected_fast in zip(rows, slow, fast, strict=True):
+    fast_p = [row.p_value(-1) for row in rows]
+    fast = noise.holm(fast_p, ALPHA)
+    for i, (row, rejected_slow, rejected_fast) in enumerate(zip(rows, slow, fast, strict=True)):
         mde80 = _mde80(row, len(rows), pairs)
-        outcomes.append(_outcome(row, bool(rejected_slow), bool(rejected_fast), mde80))
+        outcomes.append(_outcome(row, bool(rejected_slow), bool(rejected_fast), mde80, noise.holm_level(fast_p, i, ALPHA)))
     outcomes.extend(_control_outcome(row) for row in controls)
     few = [row for row in rows if row.num_base < MIN_LEARNED_RUNS]
     if few:
         notices.append(
-            f"{len(few)} row(s) have fewer than {MIN_LEARNED_RUNS} reference runs, of which no noise can be learned; "
+            f"{counted(len(few), 'row')} with fewer than {MIN_LEARNED_RUNS} reference runs, of which no noise can be learned; "
             f"an SD of {100 * noise.DECLARED_SD:.0f} % is declared for them"
         )
     return Judged(outcomes, _unfit(rows, controls), notices, {row.key: (row.sd, row.nu) for row in rows})

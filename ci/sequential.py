@@ -76,6 +76,19 @@ class Series:
         """Whether the change towards `side` is as large as the floor."""
         return math.expm1(self.size(side)) >= self.floor
 
+    def limit(self, side: int, level: float) -> float:
+        """Change towards `side` in ln latency up to which the test does not reject at `level`, at this scatter of the pairs."""
+        return self.delta0 + noise.sign_flip_limit(side * self.d - self.delta0, level, key=f"{self.key} {side:+d}")
+
+    def edges(self, slow: float, fast: float) -> tuple[float, float]:
+        """(fastest, slowest) relative change of latency within which the row passes: below its floor, or not beyond chance.
+
+        Args:
+            slow, fast: Level of the test on each side.
+        """
+        margin = math.log1p(self.floor)
+        return math.expm1(-max(margin, self.limit(-1, fast))), math.expm1(max(margin, self.limit(1, slow)))
+
     @property
     def cleared(self) -> bool:
         """Whether a slow-down as large as the floor can be ruled out."""

@@ -7,13 +7,13 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from ci import sequential
+from ci import noise, sequential
 from ci.baseline import Baseline
 from ci.compare import screened_rows, waive
 from ci.confirm import as_controls, flags_of, judge_controls
 from ci.model import CommitResult, GateResult, RowKey, RowOutcome, RowResult, RowVerdict
 from ci.pairs import Pairs, environments, floor_notices, outcome, sort_out
-from ci.rows import WAIVED, assemble, is_control, percent
+from ci.rows import WAIVED, assemble, counted, is_control, percent
 from ci.sequential import LOOKS
 
 Look = tuple[CommitResult, CommitResult]
@@ -24,7 +24,7 @@ _TOLD = {
     RowVerdict.REGRESSED: "over the floor of {floor} and beyond chance",
     RowVerdict.IMPROVED: "faster than the merge-base; the stored baseline is ahead of both",
     RowVerdict.CLEARED: "no slower than the merge-base by the floor of {floor}",
-    RowVerdict.UNCONFIRMED: "but chance is not excluded",
+    RowVerdict.UNCONFIRMED: "but chance is not excluded over all rows together",
 }
 
 
@@ -109,7 +109,8 @@ def _decided(screen: GateResult, looks: Sequence[Look]) -> _Decided:
     floors = {row.key: row.floor or 0.0 for row in screen.rows}
     rows = [replace(row, least_floor=floors[row.key]) for row in pairs if not row.control]
     decisions = sequential.decide([row.series for row in rows], looks=LOOKS[: len(looks)], family=len(family))
-    judged = [_outcome(row, decision, _screen_row(screen, row.key)) for row, decision in zip(rows, decisions, strict=True)]
+    level = sequential.ALPHA / len(family)
+    judged = [_outcome(row, decision, _screen_row(screen, row.key), level) for row, decision in zip(rows, decisions, strict=True)]
     controls, unfit = judge_controls([row for row in pairs if row.control], rows)
     judged, also_unfit = as_controls(rows, judged)
     return _Decided(judged, controls, unfit or also_unfit, others, floor_notices(pairs))
@@ -119,13 +120,15 @@ def _screen_row(screen: GateResult, key: RowKey) -> RowOutcome:
     return next(row for row in screen.rows if row.key == key)
 
 
-def _outcome(row: Pairs, decision: sequential.Decision, before: RowOutcome) -> RowOutcome:
+def _outcome(row: Pairs, decision: sequential.Decision, before: RowOutcome, level: float) -> RowOutcome:
     word = _TOLD[decision.verdict].format(floor=percent(row.floor))
     measured = f"{percent(decision.effect)} {row.measure} against the merge-base over {decision.pairs} pairs"
     reason = f"{measured}, {word}; {before.reason} of the baseline"
     used = replace(row, d=row.d[: decision.pairs])
-    made = outcome(used, decision.verdict, reason, decision.effect, decision.p_value, before.mde80)
-    flags = (*(flag for flag in before.flags if flag != WAIVED), *flags_of(used, decision.effect, 0.0))
+    edges = used.series.edges(noise.SCREEN_ALPHA, level * sequential.SHARES[decision.look - 1])
+    made = outcome(used, decision.verdict, reason, decision.effect, decision.p_value, before.mde80, edges)
+    stale = (WAIVED, "BLIND", "WIDE") if decision.verdict is RowVerdict.REGRESSED else (WAIVED,)
+    flags = (*(flag for flag in before.flags if flag not in stale), *flags_of(used, decision.verdict, decision.effect, 0.0))
     return replace(made, flags=tuple(dict.fromkeys(flags)), history=before.history)
 
 
@@ -143,10 +146,10 @@ def _unpaired(before: RowOutcome, others: Sequence[RowOutcome], second: GateResu
 
 
 def _summary(rows: Sequence[RowOutcome], num_looks: int) -> str:
-    counted = ((sum(row.verdict is verdict for row in rows), verdict.value) for verdict in dict.fromkeys(row.verdict for row in rows))
+    tally = ((sum(row.verdict is verdict for row in rows), verdict.value) for verdict in dict.fromkeys(row.verdict for row in rows))
     return (
-        f"{len(rows)} row(s) looked slower than the baseline and were measured in up to {LOOKS[num_looks - 1]} pairs of processes of"
-        f" merge-base and HEAD: {', '.join(f'{count} {name}' for count, name in counted)}."
+        f"{counted(len(rows), 'row')} looked slower than the baseline, measured in up to {LOOKS[num_looks - 1]} pairs of processes of"
+        f" merge-base and HEAD: {', '.join(f'{count} {name}' for count, name in tally)}."
     )
 
 

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ci.compiled import ACCEPT, by_architecture, summary_lines
+from ci.answer import NOT_A_GPU, headline, how_sure, meaning, mode_in_words, next_steps, plain
+from ci.compiled import by_architecture, summary_lines
 from ci.compiled_model import CompiledVerdict
 from ci.model import GateResult, RowOutcome, RowVerdict
-from ci.report import mode_in_words, next_step
 from ci.templates.figures import change, latency, percent, short_commit, throughput, visible
-from ci.templates.sections import SECTIONS, counts, has_number, latency_of, needing_a_look, tones
+from ci.templates.sections import SECTIONS, has_number, latency_of, needing_a_look, tally, tones, verdict_text
 
 MAX_OTHER_ROWS = 60
 """Rows that need no look are printed up to this number; those that do are all printed."""
@@ -39,21 +39,22 @@ def render_terminal(result: GateResult, console: Console) -> None:
     """
     attention = needing_a_look(result.rows)
     ids = {id(row) for row in attention}
-    skipped = [row for row in result.rows if row.verdict is RowVerdict.SKIPPED]
     others = [row for row in _by_section(result.rows) if id(row) not in ids and row.verdict is not RowVerdict.SKIPPED]
     shown = others[:MAX_OTHER_ROWS]
 
     style = _STYLES[tones()[result.verdict.value]]
-    _line(console, f"{result.verdict.value} (exit code {result.exit_code})", style)
-    _line(console, result.reason)
+    _line(console, f"{result.verdict.value} (exit code {result.exit_code}): {meaning(result)}", style)
+    for line in headline(result):
+        _line(console, line)
     _line(console)
     _line(console, f"device    {result.device or 'unknown'}")
     _line(console, f"commits   {short_commit(result.base)} → {short_commit(result.head)}")
     _line(console, f"compared  {mode_in_words(result)}")
-    tally = ", ".join(f"{found} {verdict.value}" for verdict, found in counts(result.rows))
-    _line(console, f"rows      {tally or 'none'}")
+    _line(console, f"rows      {tally(result.rows) or 'none'}")
+    for name, text in how_sure(result):
+        _line(console, f"{name.lower():<9} {text}")
     for notice in result.notices:
-        _line(console, f"review    {notice}")
+        _line(console, f"review    {plain(notice)}")
     if attention or shown:
         _line(console)
         _rows(console, [*attention, *shown])
@@ -64,13 +65,11 @@ def render_terminal(result: GateResult, console: Console) -> None:
     _line(console)
     if len(others) > len(shown):
         _line(console, f"{len(others) - len(shown)} rows not shown, see index.html.")
-    if skipped:
-        reasons = "; ".join(dict.fromkeys(row.reason or "no reason given" for row in skipped))
-        _line(console, f"{len(skipped)} rows skipped: {reasons}")
     _compiled(console, result)
     if any(row.record and row.record.instrument == "wall-clock" for row in result.rows):
-        _line(console, "(w) wall clock on a CPU: not a GPU figure")
-    _line(console, f"next: {next_step(result)}")
+        _line(console, f"(w) {NOT_A_GPU}")
+    for step in next_steps(result):
+        _line(console, f"next: {plain(step)}")
 
 
 def _compiled(console: Console, result: GateResult) -> None:
@@ -90,8 +89,6 @@ def _compiled(console: Console, result: GateResult) -> None:
             _line(console, f"{verdict.value}  {line}", _STYLES[looks.get(verdict, "plain")])
         if len(told) > MAX_COMPILED_LINES:
             _line(console, f"{verdict.value}  {len(told) - MAX_COMPILED_LINES} more, see index.html.")
-    if result.compiled.exit_code == 1:
-        _line(console, ACCEPT)
 
 
 def _by_section(rows: Sequence[RowOutcome]) -> list[RowOutcome]:
@@ -104,7 +101,7 @@ def _cells(row: RowOutcome) -> tuple[str, ...]:
     numbered = has_number(row)
     wall_clock = " (w)" if record and record.instrument == "wall-clock" else ""
     return (
-        " ".join((row.verdict.value, *(f"[{flag}]" for flag in row.flags))),
+        " ".join((verdict_text(row), *(f"[{flag}]" for flag in row.flags))),
         str(row.key),
         record.impl if record else "",
         throughput(row.value, row.unit) + wall_clock if numbered and row.value is not None else "",

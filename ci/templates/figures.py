@@ -34,6 +34,16 @@ def latency(value_us: float | None) -> str:
     return f"{number(value_us)} µs" if value_us < 1e4 else f"{number(value_us / 1e3)} ms"
 
 
+def between(band: tuple[float | None, float | None], unit: str) -> str:
+    """Writes a band: ``between 3,400 GB/s and 3,600 GB/s``, or ``from 3,400 GB/s on``; an infinite end is none."""
+    low, high = (end if end is not None and math.isfinite(end) and end > 0 else None for end in band)
+    if low is not None and high is not None:
+        return f"between {throughput(low, unit)} and {throughput(high, unit)}"
+    if low is None and high is None:
+        return "at any value"
+    return f"from {throughput(low, unit)} on" if high is None else f"up to {throughput(high, unit)}"
+
+
 def percent(fraction: float | None) -> str:
     """Writes a fraction as a percentage: ``73.1 %``, under 1 % with two decimals."""
     if fraction is None or not math.isfinite(fraction):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from markupsafe import Markup
 from ci import plots
 from ci.model import GateResult, RowOutcome, RowVerdict
 from ci.templates.figures import visible
-from ci.templates.sections import SECTIONS, Section, has_number, speeds_of, tones
+from ci.templates.sections import SECTIONS, Section, changes_of, has_number, tones
 
 MIN_TRACED = 3
 """Earlier values that make a line worth drawing."""
@@ -40,14 +41,13 @@ def _bands(rows: Sequence[RowOutcome]) -> Markup | None:
     looks = tones()
     lines = []
     for row in rows:
-        found = speeds_of(row)
+        found = changes_of(row)
         if found is None or not math.isfinite(found[0]) or any(math.isnan(edge) for edge in found[1]):
             continue
         point, (low, high) = found
-        earlier: tuple[float, ...] = ()
-        if row.baseline:
-            ratios = [value / row.baseline for value in row.history]
-            earlier = tuple((ratio if row.direction == "higher" else 1 / ratio) - 1 for ratio in ratios if ratio and math.isfinite(ratio))
+        known = [value for value in row.history if value > 0 and math.isfinite(value)]
+        middle = statistics.median(known) if known else 0.0
+        earlier = tuple((middle / value if row.direction == "higher" else value / middle) - 1 for value in known)
         look = looks[row.verdict.value]
         lines.append(
             plots.BandLine(

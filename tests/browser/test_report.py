@@ -107,6 +107,16 @@ def test_it_fits_and_is_accessible(
     show(visit, regressed, tmp_path)
     visit.page.screenshot(path=screenshots / f"report-{width}-{scheme}.png", full_page=True)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    outside = visit.page.evaluate(
+        "width => [...document.querySelectorAll('.cards th, .cards td, h1, .reason, .next')].filter(element => element.checkVisibility()"
+        " && element.getBoundingClientRect().right > width + 1).map(element => element.textContent)",
+        width,
+    )
+    assert outside == [], "a figure lies off the screen"
+    broken = visit.page.evaluate(
+        "[...document.querySelectorAll('.chip')].filter(element => element.checkVisibility() && element.getClientRects().length > 1).length"
+    )
+    assert broken == 0, "a verdict breaks over lines"
     if (width, scheme) not in ((1280, "light"), (360, "dark")):
         return  # axe takes seconds: each width and each scheme once
     found = visit.page.evaluate(f"{axe}; axe.run(document, {{resultTypes: ['violations']}})")

@@ -325,7 +325,7 @@ def test_rows_without_records_are_judged_by_the_wider_floor_and_told() -> None:
     head = commit_of([replace(foreign("row", 975.0), samples=(975.0,) * 12)], own=False)
     result = compare_pairs(base, head)
     assert (outcome(result, "row").floor, result.exit_code) == (0.03, 0)
-    assert any("name no instrument" in notice for notice in result.notices)
+    assert any("without a named instrument" in notice for notice in result.notices)
 
 
 # ---------------------------------------------------------------- a real tree

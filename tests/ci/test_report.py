@@ -11,9 +11,9 @@ from typing import Any
 
 import junitparser
 import pytest
-from report_pages import Page, check_gold, outcome, page_of, result_of, sample_result
+from report_pages import Page, check_gold, outcome, page_of, read_markdown, result_of, sample_result
 
-from ci import report
+from ci.answer import headline, how_sure, meaning, mode_in_words, next_steps, plain
 from ci.model import RowKey, RowVerdict, RunVerdict
 from ci.report import render_html, render_junit, render_summary, write_report
 from ci.templates import figures
@@ -54,7 +54,7 @@ def test_answer_is_at_the_top() -> None:
     page = Page(render_html(sample_result()))
     head = page.text[: page.text.index("Decode read")]
     facts = ("INCOMPLETE", "exit code 3", sample_result().reason, "NVIDIA H200", "302f510388c1", "04ba6b59c23f")
-    for fact in (*facts, "merge-base and HEAD compared directly, 12 interleaved pairs of processes", "19 PASS"):
+    for fact in (*facts, "merge-base and HEAD compared directly, 12 interleaved pairs of processes", "16 PASS", "3 controls, not judged"):
         assert fact in head
     assert page.section("attention").index("REGRESSED") < page.section("attention").index("MISSING")
     assert "1x1024) was widened" in page.section("review")
@@ -86,19 +86,19 @@ def test_pairs_are_those_behind_the_effect() -> None:
     text = Page(render_html(result)).section("decode-read")
     assert "512 µs" in text
     assert "617 µs" not in text
-    assert "500 µs. 24 pairs of processes." in text
+    assert "Was 3,480 GB/s, 500 µs. 24 pairs of processes." in text
 
 
 @pytest.mark.parametrize("verdict", RunVerdict)
 @pytest.mark.parametrize("mode", ["baseline", "ab", "aa", "history"])
 def test_every_run_verdict_says_what_to_do_next(verdict: RunVerdict, mode: Any) -> None:
     result = replace(sample_result(), verdict=verdict, mode=mode, exit_code=0 if verdict is RunVerdict.PASS else 4)
-    page, step = Page(render_html(result)), report.next_step(result)
+    page, summary = Page(render_html(result)), read_markdown(render_summary(result))
     assert ("h1", {}) in page.tags
-    assert f"{verdict.value} exit code {result.exit_code}" in " ".join(page.text.split())
-    assert step in page.text
-    assert step in render_summary(result)
-    assert report.mode_in_words(result) in page.text
+    assert f"{verdict.value} exit code {result.exit_code}: {meaning(result)}" in " ".join(page.text.split())
+    for told in (*headline(result), *map(plain, next_steps(result)), mode_in_words(result), *(text for _, text in how_sure(result))):
+        assert told in page.text
+        assert told in summary.text
     tone = next(attributes["class"] for tag, attributes in page.tags if tag == "header")
     assert tone == ("good" if verdict is RunVerdict.PASS else "bad")
 
@@ -211,9 +211,10 @@ def test_unknown_numbers_are_unknown_and_not_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "left_of_band"),
+    ("changes", "right_of_band"),
     [
         ({"value": 90.0, "baseline": 100.0, "band": (95.0, 105.0)}, True),
+        ({"value": 90.0, "baseline": 100.0, "band": (95.0, None)}, True),
         ({"value": 110.0, "baseline": 100.0, "band": (95.0, 105.0)}, False),
         ({"value": 110.0, "baseline": 100.0, "band": (95.0, 105.0), "direction": "lower"}, True),
         ({"value": 90.0, "baseline": 100.0, "band": (95.0, math.inf)}, True),
@@ -221,12 +222,13 @@ def test_unknown_numbers_are_unknown_and_not_unchanged() -> None:
         ({"effect": -0.03, "band": None}, False),
     ],
 )
-def test_band_picture_puts_slower_on_the_left(changes: dict[str, Any], left_of_band: bool) -> None:
+def test_band_picture_puts_slower_on_the_right(changes: dict[str, Any], right_of_band: bool) -> None:
     found = band_picture(outcome("b.C.t", "1", **changes))
     assert found is not None
     assert found.low < 50 < found.high
-    assert (found.point < found.low) == left_of_band
-    assert (found.point > found.high) == (not left_of_band)
+    assert (found.point > found.high) == right_of_band
+    assert (found.point < found.low) == (not right_of_band)
+    assert ("any" in found.label) == (changes["band"] in ((95.0, math.inf), (95.0, None)))
     assert min(found.low, found.point) >= 0
     assert max(found.high, found.point) <= 100
 

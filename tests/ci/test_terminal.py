@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ci.answer import headline, how_sure, meaning, next_steps, plain
 from ci.model import GateResult, RowVerdict, RunVerdict
-from ci.report import next_step
 from ci.terminal import MAX_OTHER_ROWS, render_terminal
 
 GOLD = Path(__file__).parent / "gold"
@@ -64,8 +64,9 @@ def test_plain_lines_are_aligned_and_whole() -> None:
 def test_every_run_verdict(verdict: RunVerdict) -> None:
     result = replace(sample_result(), verdict=verdict, exit_code=1)
     text = printed(result)
-    assert text.startswith(f"{verdict.value} (exit code 1)\n{result.reason}\n")
-    assert text.rstrip().endswith(next_step(result))
+    assert text.startswith("\n".join([f"{verdict.value} (exit code 1): {meaning(result)}", *headline(result), ""]))
+    assert text.rstrip().endswith("\n".join(f"next: {plain(step)}" for step in next_steps(result)))
+    assert all(told in text for _, told in how_sure(result))
 
 
 @pytest.mark.parametrize("verdict", RowVerdict)
@@ -98,7 +99,7 @@ def test_names_control_nothing(terminal: bool) -> None:
         width=300,
     )
     assert not re.search("[\x1b\x07\r]", text)
-    assert text.count("[red]a[/red]\\x1b[2J\\x07\\x0d\\nb") == 5
+    assert text.count("[red]a[/red]\\x1b[2J\\x07\\x0d\\nb") == 6
 
 
 def test_stream_that_knows_only_ascii() -> None:
