@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,10 @@ def side(records: Sequence[ProcessRecord]) -> CommitResult:
     return CommitResult(detect().key, first.commit, first.env_name, 0, rows, {}, first.source, tuple(records))
 
 
+_NO_BAND = (-1.0, math.inf)
+"""Nothing is drawn here."""
+
+
 def stored_floors(root: Path) -> dict[RowKey, float]:
     """The floors of the checkout's baseline of this device; none where it has none that the checkout's timers measured."""
     path = root / "baselines" / f"{detect().key}.json"
@@ -62,7 +67,7 @@ def judge(base: Sequence[ProcessRecord], head: Sequence[ProcessRecord], floors: 
     looks = [count for count in LOOKS if count <= len(base)] or [LOOKS[0]]
     decisions = sequential.decide([row.series for row in rows], looks=looks)
     judged = [
-        outcome(replace(row, d=row.d[: decided.pairs]), decided.verdict, "", decided.effect, decided.p_value, None)
+        outcome(replace(row, d=row.d[: decided.pairs]), decided.verdict, "", decided.effect, decided.p_value, None, _NO_BAND)
         for row, decided in zip(rows, decisions, strict=True)
     ]
     _, unfit = judge_controls([row for row in found if row.control], rows)
