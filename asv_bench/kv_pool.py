@@ -270,8 +270,13 @@ def _fill_int8(k_rows: torch.Tensor, v_rows: torch.Tensor, seed: int) -> tuple[t
         values = [_values(parts[0], seed + 1 + start, k_magnitudes), _values(parts[1], seed + 2 + start, v_magnitudes)]
         scales = scales or tuple(map(ops.int8_scales, values))
         slots = torch.arange(parts[0].shape[0], dtype=torch.int32, device=k_rows.device)
-        ops.kv_write(*values, slots, *parts, k_scale=scales[0], v_scale=scales[1])
         head = slice(0, _CHECKED_FILL_ROWS)
+        if k_rows.device.type != "cuda":
+            # On a CPU all but the rows that are checked by torch: Triton's interpreter, where it serves, would take seconds for all.
+            ops.kv_write(*values, slots, *parts, k_scale=scales[0], v_scale=scales[1], backend="torch")
+            slots = slots[head]
+        written = [value[: len(slots)] for value in values]
+        ops.kv_write(*written, slots, *parts, k_scale=scales[0], v_scale=scales[1])
         for part, value, scale in zip(parts, values, scales, strict=True):
             verify.check_int8(part[head], value[head], scale, what="pool fixture, quantiser")
     return scales[0], scales[1]
