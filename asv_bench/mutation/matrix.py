@@ -53,14 +53,16 @@ class Cell:
 
 
 def run(faults: Sequence[Fault], device: str, *, jobs: int = 1) -> Iterator[Cell]:
-    """Measures the rows of the faults and of the code as it is, in processes of their own; gives each cell as it is known.
+    """Measures the rows of the faults, and of the code as it is in their suites, in processes of their own; gives each cell when known.
 
     Args:
         faults: Some of `FAULTS`.
         device: "cpu" (Triton's interpreter) or "cuda".
         jobs: Processes at a time; on a GPU they share it: their times are worthless, their verdicts are not.
     """
-    wanted = [UNMUTATED.name, *(fault.name for fault in faults if device in fault.devices)]
+    planted_here = [fault for fault in faults if device in fault.devices]
+    used = [suite for suite in SUITES if any(suite in fault.rows for fault in planted_here)]
+    wanted = [(UNMUTATED.name, suite) for suite in used] + [(fault.name, suite) for fault in planted_here for suite in fault.rows]
     cells: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
     shares = [wanted[start::jobs] for start in range(jobs)]
     with ThreadPoolExecutor(jobs) as pool:
@@ -71,8 +73,8 @@ def run(faults: Sequence[Fault], device: str, *, jobs: int = 1) -> Iterator[Cell
             done.result()
 
 
-def _share(wanted: list[str], device: str, cells: queue.SimpleQueue[Cell | None]) -> None:
-    """Runs some faults; a process that dies in a row fails that fault, and another goes on with the next."""
+def _share(wanted: list[tuple[str, str]], device: str, cells: queue.SimpleQueue[Cell | None]) -> None:
+    """Runs some faults, each in one suite; a process that dies in a row fails that fault there, and another goes on with the next."""
     try:
         with tempfile.TemporaryDirectory() as folder:
             while wanted:
@@ -81,18 +83,18 @@ def _share(wanted: list[str], device: str, cells: queue.SimpleQueue[Cell | None]
                     if "start" in event:
                         place = event["start"]
                     elif "done" in event:
-                        wanted.remove(event["done"])
+                        wanted.remove(tuple(event["done"]))
                     elif "died" in event:
                         died = event["died"]
                     else:
                         cells.put(Cell(**event))
                 if died and wanted:
-                    cells.put(Cell(wanted.pop(0), *place, ERROR, f"the process died: {died}"))
+                    cells.put(Cell(wanted.pop(0)[0], *place, ERROR, f"the process died: {died}"))
     finally:
         cells.put(None)
 
 
-def _child(wanted: list[str], device: str, folder: Path) -> Iterator[dict[str, Any]]:
+def _child(wanted: list[tuple[str, str]], device: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Events of one measuring process; the last says how it died, if it did."""
     command = [sys.executable, "-m", "asv_bench.mutation", "--measure", json.dumps(wanted)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAPID_LLM_BENCH_DEVICE": device}
@@ -109,8 +111,8 @@ def _child(wanted: list[str], device: str, folder: Path) -> Iterator[dict[str, A
             yield {"died": f"exit {process.returncode}: {lines[-1] if lines else 'no message'}"}
 
 
-def measure(names: Iterable[str]) -> None:
-    """The measuring process: a line of JSON for each start, each cell, each fault that is done."""
+def measure(wanted: Iterable[tuple[str, str]]) -> None:
+    """The measuring process, for faults by name and suite: a line of JSON for each start, each cell, each fault that is done there."""
     device = worker.choose_device()
     bench = worker.Bench(device)
     if device.type == "cpu":
@@ -120,17 +122,17 @@ def measure(names: Iterable[str]) -> None:
     known = {fault.name: fault for fault in (UNMUTATED, *FAULTS)}
     checked_calls = worker.CHECKED_CALLS
     with tempfile.TemporaryDirectory() as folder:
-        for name in names:
+        for name, suite in wanted:
             # The interpreter does the same in each call: code that is right in a few is right in all. A fault may begin with the 11th.
             worker.CHECKED_CALLS = _CALLS_OF_RIGHT_CODE if known[name].harmless and device.type == "cpu" else checked_calls
-            for event in _events(known[name], bench, device.type, Path(folder) / safe_name(name)):
+            for event in _events(known[name], suite, bench, device.type, Path(folder) / safe_name(name)):
                 print(json.dumps(event), flush=True)
-            print(json.dumps({"done": name}), flush=True)
+            print(json.dumps({"done": [name, suite]}), flush=True)
 
 
-def _events(fault: Fault, bench: Any, device: str, folder: Path) -> Iterator[dict[str, Any]]:
+def _events(fault: Fault, wanted: str, bench: Any, device: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Plants the fault anew for each row: a fault that counts calls starts from nothing."""
-    for suite, case in places(fault, device):
+    for suite, case in (place for place in places(fault, device) if place[0] == wanted):
         yield {"start": [suite, case]}
         place = folder / safe_name(f"{suite} {case}")
         place.mkdir(parents=True)

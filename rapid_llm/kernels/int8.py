@@ -98,7 +98,7 @@ def narrow_to_int8(values, inverse, scale):
     A product with the inverse, mended by what is exactly missing times the inverse, is the quotient of a division where the inverse is
     rounded right. Where it is a place off, the byte is still that of the division: tests/kernels/test_int8.py holds it for every 16-bit
     value and scale whose quotient lies by a border between two bytes, with one exception: a power of two over a scale whose mantissa bits
-    are all set, where the quotient is half a place above 1/2, gives 0 and not 1.
+    are all set, where the quotient is half a place above 1/2, may give 0 and not 1 (it does in Triton's interpreter, not on an H200).
 
     Args:
         values: fp16 or bf16 tensor.

@@ -6,6 +6,7 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,21 +93,21 @@ def test_the_command_ends_with_1_for_a_miss_or_an_error(monkeypatch: pytest.Monk
 
 def test_a_process_that_dies_is_an_error_of_its_fault_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The unmutated code is done, the first fault kills the process, and another goes on with the second."""
-    first, second = FAULTS[0].name, FAULTS[1].name
+    first, second, suite = FAULTS[0].name, FAULTS[1].name, SUITES[0]
     lives = [
-        [{"start": ["s", "c"]}, {"done": "unmutated"}, {"start": ["s", "d"]}, {"died": "exit -11: no message"}],
-        [{"start": ["s", "c"]}, {"done": second}],
+        [{"start": [suite, "c"]}, {"done": ["unmutated", suite]}, {"start": [suite, "d"]}, {"died": "exit -11: no message"}],
+        [{"start": [suite, "c"]}, {"done": [second, suite]}],
     ]
-    asked: list[list[str]] = []
+    asked: list[list[tuple[str, str]]] = []
 
-    def child(wanted: list[str], device: str, folder: Path) -> Iterator[dict[str, object]]:
+    def child(wanted: list[tuple[str, str]], device: str, folder: Path) -> Iterator[dict[str, object]]:
         asked.append(list(wanted))
         yield from lives[len(asked) - 1]
 
     monkeypatch.setattr(matrix, "_child", child)
-    cells = list(matrix.run(FAULTS[:2], "cpu"))
-    assert cells == [Cell(first, "s", "d", "ERROR", "the process died: exit -11: no message")]
-    assert asked == [["unmutated", first, second], [second]]
+    cells = list(matrix.run([replace(fault, rows={suite: ()}) for fault in FAULTS[:2]], "cpu"))
+    assert cells == [Cell(first, suite, "d", "ERROR", "the process died: exit -11: no message")]
+    assert asked == [[("unmutated", suite), (first, suite), (second, suite)], [(second, suite)]]
 
 
 @pytest.mark.slow

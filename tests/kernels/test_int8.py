@@ -105,7 +105,8 @@ def by_borders() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 def test_a_byte_is_that_of_a_division_at_every_border(device: str) -> None:
     """The Triton write gives the byte of the fp32 quotient wherever that could turn on its last place, with one exception, which is stated.
 
-    The exception: a power of two over a scale with all mantissa bits set, a quotient of 1/2 and half a place, gives 0.
+    The exception: a power of two over a scale with all mantissa bits set, a quotient of 1/2 and half a place, gives 0 where the inverse
+    before it is mended is rounded right, as it is in the interpreter. On a GPU it is the device's own, and an H200 gives 1.
     """
     x, s = by_borders()
     assert len(x) > 900_000
@@ -125,7 +126,7 @@ def test_a_byte_is_that_of_a_division_at_every_border(device: str) -> None:
         for value, scale in zip(token_values[expected[0] != got[0]].tolist(), token_scales[expected[0] != got[0]].tolist(), strict=True):
             assert (math.frexp(value)[0], math.frexp(scale)[0]) == (0.5, 1.0 - 2.0**-24)
             exceptions += 1
-    assert exceptions == 1
+    assert exceptions == 1 if device == "cpu" else exceptions <= 1
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16])

@@ -76,18 +76,7 @@ def test_without_the_tool_or_with_no_part_it_says_what_to_do(
 
 def test_every_part_has_tests() -> None:
     """A word of pytest's that selects nothing would be a clean part. `-k` looks for its words in the tests' names."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-o",
-        "addopts=",
-        "tests/kernels",
-        "--ignore",
-        "tests/kernels/test_compile.py",
-    ]
+    command = [sys.executable, *sanitize._PYTEST, "--collect-only", "tests/kernels", "--ignore", "tests/kernels/test_compile.py"]
     done = subprocess.run(command, cwd=sanitize.ROOT, capture_output=True, text=True, timeout=100, check=True)
     by_file: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
