@@ -73,8 +73,8 @@ FAULTS = (
         "unweighted-splits",
         "The combination adds up the splits' outputs without their weights.",
         _MERGE,
-        "tl.sum(weights[:, :, None] * tile, 0)",
-        "tl.sum(tile, 0)",
+        "tl.fma(tile, weights, tl.zeros_like(tile))",
+        "tile",
     ),
     _kernel(
         "counter-not-set-back",

@@ -114,8 +114,10 @@ def merge_parts(
                 other=0.0,
                 cache_modifier=".cg",
             )
-            weights = tl.exp2(lse - reference[None, :]) * inverse[None, :]
-            acc += tl.sum(weights[:, :, None] * tile, 0)
+            weights = tl.broadcast_to((tl.exp2(lse - reference[None, :]) * inverse[None, :])[:, :, None], [BLOCK_S, BLOCK_H, BLOCK_C])
+            # Rounded before it is added. Fused with the sum, a thread's own product would be exact and the other's rounded, so that threads
+            # which sum the same parts held sums that differ in the last place, and which of them is stored was a race.
+            acc += tl.sum(tl.fma(tile, weights, tl.zeros_like(tile)), 0)
         head = (first_head + member).to(tl.int64)
         out_pointers = out_row + head[:, None] * out_head_stride + column[None, :]
         tl.store(out_pointers, acc.to(out_row.dtype.element_ty), mask=member_inside[:, None] & column_inside[None, :])

@@ -6,6 +6,7 @@ A process of its own, because Triton decides while it is imported whether kernel
 
 import itertools
 import json
+import re
 import sys
 from typing import Any
 
@@ -25,8 +26,13 @@ _POINTERS = {"seq_lens_ptr": "*i32", "table_ptr": "*i32", "slot_ptr": "*i64", "p
 _POINTERS |= {"part_out_ptr": "*fp32", "part_lse_ptr": "*fp32", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
 _FLOATS = {"score_scale", "out_scale", "k_factor", "k_rest", "v_factor", "v_rest", "factor", "rest", "norm_eps"}
 
+_FEW_COLUMNS = {24: 3, 16: 1}
+"""Head dims with which several threads of a merge have the same output, with query heads a K/V head; strides are no multiples of 16."""
 
-def _compile(kernel: Any, capability: int, constants: dict[str, Any], dtypes: dict[str, str], **options: int) -> dict[str, Any]:
+
+def _compile(
+    kernel: Any, capability: int, constants: dict[str, Any], dtypes: dict[str, str], *, odd: bool = False, **options: int
+) -> dict[str, Any]:
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -35,12 +41,31 @@ def _compile(kernel: Any, capability: int, constants: dict[str, Any], dtypes: di
             signature[name] = "*" + dtypes[name] if name in dtypes else _POINTERS[name]
         else:
             signature[name] = "fp32" if name in _FLOATS else "i32"
-    # As a launch specialises them: 16-byte aligned pointers, strides that are multiples of 16.
-    attributes = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names) if name.endswith(("_ptr", "_stride"))}
+    # As a launch specialises them: 16-byte aligned pointers, strides that are multiples of 16 unless they are `odd`.
+    known = "_ptr" if odd else ("_ptr", "_stride")
+    attributes = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names) if name.endswith(known)}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = compiled.asm["ptx"]
-    return {"shared_bytes": compiled.metadata.shared, "converts": "e4m3x2" in ptx, "copies": ptx.count("cp.async.cg.shared.global")}
+    return {
+        "shared_bytes": compiled.metadata.shared,
+        "converts": "e4m3x2" in ptx,
+        "copies": ptx.count("cp.async.cg.shared.global"),
+        "fused_sums": fused_sums(ptx),
+    }
+
+
+def fused_sums(ptx: str) -> int:
+    """Multiply-adds whose addend is another thread's value as it came: the own product is exact there and the other's was rounded."""
+    others: set[str] = set()
+    fused = 0
+    for line in ptx.splitlines():
+        words = re.findall(r"[%\w.]+", line.split("//")[0])
+        if words[:1] == ["shfl.sync.bfly.b32"] or (words[:1] == ["mov.b32"] and words[2:] and words[2] in others):
+            others.add(words[1])
+        elif words[:1] == ["fma.rn.f32"]:
+            fused += words[4] in others
+    return fused
 
 
 def compile_all(capability: int) -> dict[str, dict[str, Any]]:
@@ -55,13 +80,20 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
         ("fp16", "int8", 128),
         ("bf16", "int8", 256),
     ]
-    for variant, (q_dtype, kind, head_dim) in [*itertools.product(VARIANTS[:1], decodes), *itertools.product(VARIANTS[1:], decodes[::2])]:
-        config = choose_config(4, head_dim, one_byte=bool(kind), variant=variant)
+    few = [("fp16", "int8", 24), ("fp16", "", 16)]
+    wanted = [
+        *itertools.product(VARIANTS[:1], decodes + few),
+        *itertools.product(VARIANTS[1:], decodes[::2]),
+        *(("stream", f) for f in few),
+    ]
+    for variant, (q_dtype, kind, head_dim) in wanted:
+        odd, group = head_dim in _FEW_COLUMNS, _FEW_COLUMNS.get(head_dim, 4)
+        config = choose_config(group, head_dim, one_byte=bool(kind), variant=variant)
         constants = {
-            "NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-            "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 4, "BLOCK_S": 16,
-            "V_OFF": 0 if head_dim == 256 else 1024, "NARROW": head_dim != 256, "AHEAD": config.tiles_ahead, "SWAP": config.swapped,
-            "DOT_FP32": False, "STAGES": config.num_stages,
+            "NUM_KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+            "BLOCK_D": config.block_d, "BLOCK_SIZE": 16 if head_dim == 96 else 1, "BLOCK_H": 4 if group > 1 else 1,
+            "BLOCK_S": 4 if config.streamed or odd else 16, "V_OFF": 0 if head_dim == 256 else 8 * head_dim,
+            "NARROW": head_dim != 256, "AHEAD": config.tiles_ahead, "SWAP": config.swapped, "DOT_FP32": False, "STAGES": config.num_stages,
         }  # fmt: skip
         if kind != "int8":
             constants |= {"PAIRED": bool(kind), "INT8": False, "CONVERT": convert}
@@ -73,9 +105,10 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
             kernel = paged_decode_int8_stream_kernel if config.streamed else paged_decode_int8_kernel
         name = f"{variant}-{q_dtype}-{kind or q_dtype}-{head_dim}"
         options = {} if config.max_registers is None else {"maxnreg": config.max_registers}
-        report[name] = _compile(kernel, capability, constants, dtypes, num_warps=config.num_warps, **options)
+        report[name] = _compile(kernel, capability, constants, dtypes, odd=odd, num_warps=config.num_warps, **options)
         tile_bytes = 2 * config.block_n * config.block_d * 2
-        report[name]["tiles"] = report[name]["copies"] * 16 * 32 * config.num_warps / tile_bytes
+        if not odd:
+            report[name]["tiles"] = report[name]["copies"] * 16 * 32 * config.num_warps / tile_bytes
     for (dtype, pool), (num_elements, together, divide) in itertools.product(
         (("fp16", "fp16"), ("fp16", "u8"), ("bf16", "u8")), ((960, False, False), (1024, True, False), (960, True, True))
     ):
