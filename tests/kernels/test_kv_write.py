@@ -119,12 +119,17 @@ def test_every_candidate_writes_the_same(device: str, dtype: Any, pool_dtype: An
     candidates = WriteConfig.candidates(sizes, DTYPE_NAMES[pool_dtype])
     kept = slots[(slots >= 0) & (slots < 20)]
     assert {config.halves for config in candidates} == {1, 2}
+    pool = Pool(20, heads, head_dim, pool_dtype, device)
+    first: torch.Tensor | None = None
     for config in candidates:
-        pool = Pool(20, heads, head_dim, pool_dtype, device)
+        pool.memory.copy_(pool.before)
         with tuned.overridden("triton_kv_write", config):
             kv_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows), backend="triton")
-        check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows))
-        pool.check_untouched_except(kept)
+        if first is None:
+            check_write(k, v, slots, pool.k_rows, pool.v_rows, **_scales(pool.k_rows))
+            pool.check_untouched_except(kept)
+            first = pool.memory.clone()
+        assert torch.equal(pool.memory, first), config
 
 
 def test_the_rule_is_a_candidate_and_no_candidate_is_one_twice() -> None:

@@ -53,22 +53,19 @@ class Step:
         return rope_norm_kv_write(*self.tensors, **self.options, **self.scales, backend=backend, **more)
 
     def expected(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """float64, element by element as the formulas say."""
-        half = self.cos_sin.shape[1] // 2
-        result = x.double().clone()
-        for t in range(x.shape[0]):
-            for h in range(x.shape[1]):
-                head = x[t, h].double()
-                if weight is not None:
-                    head = head / math.sqrt(float((head * head).mean()) + self.options["norm_eps"]) * weight.double()
-                turned = head.clone()
+        """float64, element by element as the formulas say, on the host: a device would take each for a kernel."""
+        result, table = x.double().cpu().numpy(), self.cos_sin.double().cpu().numpy()
+        gains = None if weight is None else weight.double().cpu().numpy()
+        half = table.shape[1] // 2
+        for t, position in enumerate(self.positions.tolist()):
+            for head in result[t]:
+                if gains is not None:
+                    head *= gains / math.sqrt((head * head).mean() + self.options["norm_eps"])
                 for i in range(half):
-                    cos, sin = (float(self.cos_sin[int(self.positions[t]), j]) for j in (i, half + i))
+                    cos, sin = table[position, i], table[position, half + i]
                     first, second = (2 * i, 2 * i + 1) if self.options["interleaved"] else (i, half + i)
-                    turned[first] = head[first] * cos - head[second] * sin
-                    turned[second] = head[second] * cos + head[first] * sin
-                result[t, h] = turned
-        return result
+                    head[first], head[second] = head[first] * cos - head[second] * sin, head[second] * cos + head[first] * sin
+        return torch.from_numpy(result).to(x.device)
 
     def check(self, out: torch.Tensor) -> None:
         """Q, K and V against the reference; an untouched row is as it was."""

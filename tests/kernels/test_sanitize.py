@@ -49,10 +49,23 @@ def test_only_passed_tests_and_a_summary_of_nothing_are_clean(
 ) -> None:
     monkeypatch.setenv("SUMMARY", said)
     monkeypatch.setenv("STATUS", status)
-    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck write"]) == expected
+    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck write$"]) == expected
     (outcome,) = json.loads((tool / "out" / "summary.json").read_text(encoding="utf-8"))
     assert outcome["tests"] == "3 passed in 0.1s"
     assert "| memcheck | write | 3 passed in 0.1s |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [("ERROR SUMMARY: 128 errors", "1", 0), ("ERROR SUMMARY: 0 errors", "0", 1), ("ERROR SUMMARY: 0 errors", "1", 1), ("none", "1", 1)],
+)
+def test_what_is_broken_on_purpose_has_to_be_found(
+    tool: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str, status: str, expected: int
+) -> None:
+    monkeypatch.setenv("SUMMARY", said)
+    monkeypatch.setenv("STATUS", status)
+    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck a broken"]) == expected
+    assert ("NOT FOUND" in capsys.readouterr().out) == (expected == 1)
 
 
 def test_what_is_out_of_time_is_stopped_and_not_clean(
@@ -60,7 +73,7 @@ def test_what_is_out_of_time_is_stopped_and_not_clean(
 ) -> None:
     monkeypatch.setenv("SUMMARY", "ERROR SUMMARY: 0 errors")
     monkeypatch.setenv("HANGS", "1")
-    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck write", "--seconds", "1"]) == 1
+    assert sanitize.main(["--out", str(tool / "out"), "--select", "memcheck write$", "--seconds", "1"]) == 1
     assert "stopped: out of time" in capsys.readouterr().out
 
 
