@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 _GRAPHS = "captur or graph or replayed"
-_NEVER = "host_little or wait_for or past_two or torch"
-"""Tests of what the host does, of tens of GB, and of the torch backend, whose kernels are not ours."""
+_NEVER = "host_little or wait_for or past_two or a_steps or torch"
+"""Tests of what the host does, of tens of GB, of the gate's pools, and of the torch backend, whose kernels are not ours."""
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-o", "addopts=", "--tb=short", "-x")
 _FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 

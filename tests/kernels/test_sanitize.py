@@ -87,6 +87,15 @@ def test_without_the_tool_or_with_no_part_it_says_what_to_do(
     assert "comes with the CUDA toolkit" in capsys.readouterr().err
 
 
+def test_the_pages_table_is_that_of_the_kept_run(root: Path) -> None:
+    kept = json.loads((root / "docs" / "data" / "sanitizer-h200" / "summary.json").read_text(encoding="utf-8"))
+    outcomes = [sanitize.Outcome(**outcome) for outcome in kept]
+    page = (root / "docs" / "sanitizer.md").read_text(encoding="utf-8")
+    assert sanitize.table(outcomes) in page
+    for outcome in outcomes:
+        assert outcome.clean or f'"{outcome.tool} {outcome.part}" was stopped' in page
+
+
 def test_every_part_has_tests() -> None:
     """A word of pytest's that selects nothing would be a clean part. `-k` looks for its words in the tests' names."""
     command = [sys.executable, *sanitize._PYTEST, "--collect-only", "tests/kernels", "--ignore", "tests/kernels/test_compile.py"]
