@@ -17,15 +17,17 @@ else:
 
 
 def remember_builtins() -> None:
-    """Makes the interpreter remember which members of `triton.language` it has to replace.
+    """Makes the interpreter remember which members of `triton.language` it has to replace, and that it has replaced them.
 
     Triton 3.7 looks through all of some 300 members at each launch and at each call of a device function, sorted, to find those that are
-    builtins. Which they are does not change; whether one is replaced already is still looked at each time. Calling this again changes
+    builtins. Which they are does not change; whether one is replaced already is still looked at at each launch. A device function is called
+    within a launch, where the modules that it names are replaced already, but for one that only it names. Calling this again changes
     nothing, and an interpreter that does this in another way is left as it is.
 
     Source:
-        `_patch_builtin` and `InterpretedFunction.__call__` in triton/runtime/interpreter.py.
+        `_patch_builtin`, `_patch_lang` and `InterpretedFunction.__call__` in triton/runtime/interpreter.py.
     """
+    from triton import language
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
@@ -39,11 +41,21 @@ def remember_builtins() -> None:
             if is_builtin(member):
                 interpreter._patch_attr(pkg, name, member, builder, scope)
 
-    present = getattr(interpreter, "_patch_builtin", None)
-    if present is None or present.__module__ == __name__:
-        return
-    if list(inspect.signature(present).parameters) == list(inspect.signature(patch_builtin).parameters):
-        interpreter._patch_builtin = patch_builtin
+    whole: Any = getattr(interpreter, "_patch_lang", None)
+
+    def patch_lang(fn: Any) -> Any:
+        named = [module for module in fn.__globals__.values() if module is language or module is language.core]
+        # What a launch replaces `range` with is no class.
+        if named and not any(inspect.isclass(module.range) for module in named):
+            return interpreter._LangPatchScope()
+        return whole(fn)
+
+    for name, ours in (("_patch_builtin", patch_builtin), ("_patch_lang", patch_lang)):
+        present = getattr(interpreter, name, None)
+        if present is None or present.__module__ == __name__:
+            continue
+        if list(inspect.signature(present).parameters) == list(inspect.signature(ours).parameters):
+            setattr(interpreter, name, ours)
 
 
 @contextlib.contextmanager

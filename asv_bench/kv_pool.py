@@ -46,7 +46,7 @@ _PAGE_BYTES = 2 << 20
 _PAGE_SHIFT = 17 * 256  # so that the tensors do not all lie at the same place of their page
 _ALIGNMENT = 256
 _FILL_CHUNK_ROWS = 1 << 16
-_CHECKED_FILL_ROWS = 64
+CHECKED_FILL_ROWS = 64
 _V_MAGNITUDE = 0.25
 _OTHER_K_MAGNITUDE = 0.5
 _SMALL_HEAD_MAGNITUDE = 2.0**-13
@@ -252,7 +252,7 @@ def _fill(pool: torch.Tensor, seed: int, magnitudes: torch.Tensor, quantiser: st
             if scale is None:
                 scale = ops.e4m3_scale(values)
             part.copy_(ops.quantize_e4m3(values, scale))
-            head = slice(0, _CHECKED_FILL_ROWS)
+            head = slice(0, CHECKED_FILL_ROWS)
             verify.check_e4m3(part[head], values[head], scale, what="pool fixture, quantiser")
         else:
             part.copy_(values)
@@ -270,7 +270,7 @@ def _fill_int8(k_rows: torch.Tensor, v_rows: torch.Tensor, seed: int) -> tuple[t
         values = [_values(parts[0], seed + 1 + start, k_magnitudes), _values(parts[1], seed + 2 + start, v_magnitudes)]
         scales = scales or tuple(map(ops.int8_scales, values))
         slots = torch.arange(parts[0].shape[0], dtype=torch.int32, device=k_rows.device)
-        head = slice(0, _CHECKED_FILL_ROWS)
+        head = slice(0, CHECKED_FILL_ROWS)
         if k_rows.device.type != "cuda":
             # On a CPU all but the rows that are checked by torch: Triton's interpreter, where it serves, would take seconds for all.
             ops.kv_write(*values, slots, *parts, k_scale=scales[0], v_scale=scales[1], backend="torch")

@@ -12,6 +12,10 @@ from asv_bench.interpreter import remember_builtins
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Threads that wait by spinning take the cores from the other test processes, of which there are more than cores; children inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 def _has_cuda() -> bool:
     try:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from asv_bench import host, interpreter
+from asv_bench import host, interpreter, kv_pool
 from asv_bench.lazy import LazyModule
 from asv_bench.mutation import cases, of_allocator, of_calls, of_decode, of_int8, of_write
 from asv_bench.mutation.fault import SUITES, Fault, PlantError
@@ -119,6 +119,7 @@ def measure(wanted: Iterable[tuple[str, str]]) -> None:
         interpreter.remember_builtins()
         # A call takes up to a second, and its time says nothing: the checks around the timer are all the same.
         host.BLOCKS = host.WALL_LEAST_SAMPLES = MIN_SAMPLES
+        kv_pool.CHECKED_FILL_ROWS = 8
     known = {fault.name: fault for fault in (UNMUTATED, *FAULTS)}
     checked_calls = worker.CHECKED_CALLS
     with tempfile.TemporaryDirectory() as folder:
