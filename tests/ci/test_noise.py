@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -162,10 +163,12 @@ def test_moderation_survives_zero_spread() -> None:
 # ---------------------------------------------------------------- Holm
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.sampled_from([0.01, 0.05, 0.2]))
 def test_holm_agrees_with_statsmodels(p: list[float], alpha: float) -> None:
-    assert noise.holm(p, alpha).tolist() == multipletests(p, alpha, method="holm")[0].tolist()
+    with mock.patch("gc.collect"):  # which takes longer than all the rest
+        expected = multipletests(p, alpha, method="holm")[0].tolist()
+    assert noise.holm(p, alpha).tolist() == expected
 
 
 def test_holm_of_nothing() -> None:

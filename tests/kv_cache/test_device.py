@@ -9,6 +9,10 @@ from rapid_llm.errors import RapidLLMError
 from rapid_llm.kv_cache import KVCacheManager
 from tests.kv_cache.caches import DEVICE, alloc, manager, rows_of
 
+HOST_STATE = pytest.mark.parametrize("kind", [KVCacheManager], indirect=True)
+"""Of the allocator whose state is on the host alone: the other makes nothing ready, sets no rows aside, leaves the order of streams to the
+caller, and waits for the device, which a capture refuses by itself."""
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_scattered_rows_of_a_larger_pool_are_handed_out_once_each(seed: int) -> None:
@@ -85,11 +89,10 @@ def test_no_allocation_waits_for_the_device(state: str, kind: type[KVCacheManage
 
 
 @pytest.mark.gpu
+@HOST_STATE
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @pytest.mark.parametrize("path", ["run_search", "fragmented"])
-def test_no_allocation_of_rows_that_a_release_made_ready_waits(path: str, kind: type[KVCacheManager]) -> None:
-    if kind is DeviceStateKVCacheManager:
-        pytest.skip("it makes nothing ready")
+def test_no_allocation_of_rows_that_a_release_made_ready_waits(path: str) -> None:
     cache = _with_rows_ready(path)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -103,14 +106,11 @@ def test_no_allocation_of_rows_that_a_release_made_ready_waits(path: str, kind: 
 
 
 @pytest.mark.gpu
+@HOST_STATE
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("path", ["run_search", "fragmented"])
-def test_rows_that_are_ready_on_another_stream_and_in_a_capture(
-    path: str, captured: bool, kind: type[KVCacheManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_are_ready_on_another_stream_and_in_a_capture(path: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scattered ones wait for the upload, which a capture cannot: it is refused and takes none; a run is handed out everywhere."""
-    if kind is DeviceStateKVCacheManager:
-        pytest.skip("it makes nothing ready")
     cache, expected = _with_rows_ready(path), _with_rows_ready(path)
     before = cache.num_free_rows
     waited: list[torch.cuda.Event] = []
@@ -147,9 +147,8 @@ def test_rows_that_are_ready_on_another_stream_and_in_a_capture(
 
 
 @pytest.mark.gpu
-def test_the_handle_is_that_of_the_current_stream(kind: type[KVCacheManager]) -> None:
-    if kind is DeviceStateKVCacheManager:
-        pytest.skip("it sets no rows aside")
+@HOST_STATE
+def test_the_handle_is_that_of_the_current_stream() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     other = torch.cuda.Stream()
     assert staged_rows._raw_stream(device) == torch.cuda.current_stream(device).cuda_stream
@@ -159,9 +158,8 @@ def test_the_handle_is_that_of_the_current_stream(kind: type[KVCacheManager]) ->
 
 
 @pytest.mark.gpu
-def test_scattered_rows_on_another_stream_are_those_that_were_uploaded(kind: type[KVCacheManager]) -> None:
-    if kind is DeviceStateKVCacheManager:
-        pytest.skip("its state is on the device: calls on two streams have to be ordered by the caller")
+@HOST_STATE
+def test_scattered_rows_on_another_stream_are_those_that_were_uploaded() -> None:
     cache = manager(1 << 14)
     rows = cache.alloc_kvcache_index(1 << 14)
     assert rows is not None
@@ -180,9 +178,8 @@ def test_scattered_rows_on_another_stream_are_those_that_were_uploaded(kind: typ
 
 
 @pytest.mark.gpu
-def test_an_upload_is_refused_while_a_graph_is_captured(kind: type[KVCacheManager]) -> None:
-    if kind is DeviceStateKVCacheManager:
-        pytest.skip("it waits for the device, which a capture refuses by itself")
+@HOST_STATE
+def test_an_upload_is_refused_while_a_graph_is_captured() -> None:
     cache = manager(1 << 14)
     rows = cache.alloc_kvcache_index(1 << 14)
     assert rows is not None
