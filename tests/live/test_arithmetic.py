@@ -22,10 +22,13 @@ from tests.live.judged import judge
 from tests.live.pairs import order
 from tests.live.power import in_order, verdicts
 from tests.live.watch import OutOfTimeError, Watch
-from tests.live.whole_gate import phases
+from tests.live.whole_gate import Ended, phases, summary
 from tests.statistics import compact
 from tests.statistics.__main__ import own_folders
 from tests.statistics.records import read_processes
+
+PLANTED = Path(__file__).parents[2] / "docs/data/planted-h200/gate-planted.verdict.json"
+"""A gate's verdict on an H200; exit code 1."""
 
 # ---------------------------------------------------------------- time
 
@@ -60,6 +63,13 @@ def test_the_phases_of_a_gate_add_up(seen: dict[str, float], wall_s: float) -> N
     assert math.isclose(sum(seconds for _, seconds in made), wall_s, abs_tol=0.05)
     assert all(seconds >= 0 for _, seconds in made)
     assert made[-1][0] == "report"
+
+
+@pytest.mark.parametrize(("exit_code", "told"), [(1, None), (3, "ValueError: it broke")])
+def test_what_a_gate_said_is_kept_where_it_ended_otherwise_than_its_verdict(tmp_path: Path, exit_code: int, told: str | None) -> None:
+    (tmp_path / "verdict.json").write_bytes(PLANTED.read_bytes())
+    kept = summary(Ended(tmp_path, exit_code, 1.0, {}, "ValueError: it broke", False))
+    assert (kept["exit_code"], kept["verdict"], kept.get("said")) == (exit_code, "REGRESSION", told)
 
 
 def test_phases_are_told_in_the_order_in_which_they_ended() -> None:

@@ -82,7 +82,7 @@ def run_gate(clone: Path, report: Path, arguments: Sequence[str], watch: Watch, 
         finally:
             interrupt(child)
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return Ended(report, child.returncode, time.monotonic() - began_s, seen, "\n".join(said[-12:]), resumed)
+    return Ended(report, child.returncode, time.monotonic() - began_s, seen, "\n".join(said[-40:]), resumed)
 
 
 def phases(seen_s: Mapping[str, float], wall_s: float) -> list[tuple[str, float]]:
@@ -128,6 +128,8 @@ def summary(ended: Ended) -> dict[str, Any]:
         "moved": [f"{row.key}: {row.reason}" for row in result.rows if "MOVED" in row.flags],
         "base": result.base,
         "head": result.head,
+        # A gate that ends with another code than its verdict's has failed after it, and said why.
+        **({} if ended.exit_code == result.exit_code else {"said": ended.said}),
     }
 
 
