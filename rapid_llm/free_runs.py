@@ -134,7 +134,7 @@ class FreeRuns:
                 self._push(start, length)
             return
         classes = np.frexp(lengths)[1] - 1
-        for number in np.unique(classes).tolist():
+        for number in np.flatnonzero(np.bincount(classes)).tolist():
             chosen = classes == number
             entries = starts[chosen].tolist()
             self._present |= 1 << number
@@ -168,8 +168,8 @@ class FreeRuns:
     def _tidy(self, number: int) -> None:
         """Drops the entries of a class whose runs are gone, when they may be half of it."""
         if len(self._by_class[number]) > self._limits[number]:
-            starts = np.unique(np.array(self._by_class[number], np.int64))
-            lengths = self._length[starts]
-            alive = starts[(lengths >> number) == 1].tolist()
+            starts = np.sort(np.array(self._by_class[number], np.int64), kind="stable")  # which is quick where most are in order
+            again = np.diff(starts, prepend=-1) == 0
+            alive = starts[((self._length[starts] >> number) == 1) & ~again].tolist()
             self._by_class[number] = alive
             self._limits[number] = 2 * len(alive) + _SPARE_ENTRIES
