@@ -20,7 +20,7 @@ from rich.console import Console
 
 from ci import baseline as baselines
 from ci import case as cases
-from ci import compiled_gate, lost_rows, run, staged
+from ci import compiled_gate, lost_rows, plots, run, staged
 from ci.baseline import Baseline
 from ci.case import CaseFile
 from ci.device import Device, detect
@@ -73,6 +73,7 @@ def gate(root: Path, options: Options, console: Console) -> GateResult:
     """
     clear(options.directory)
     situation = look(root, options)
+    plots.ready()  # before minutes of measuring
     if options.skip_identical:
         skip = compiled_gate.rows_to_skip(situation.repository, situation.places, situation.device, situation.base, situation.head, console)
         options = replace(options, skip=skip)
@@ -209,7 +210,12 @@ def clear(directory: Path) -> None:
 
 
 def publish(result: GateResult, directory: Path, console: Console) -> None:
-    """Writes verdict.json and the report, and prints the table."""
+    """Writes verdict.json and the report, and prints the table.
+
+    Raises:
+        UsageError: The report cannot be drawn; then nothing is written.
+    """
+    plots.ready()
     directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / "verdict.json", dump(result))
     written = write_report(result, directory)

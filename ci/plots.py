@@ -10,12 +10,15 @@ import functools
 import importlib
 import json
 import math
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
+
+from ci.errors import UsageError
 
 
 class _Lazy:
@@ -52,6 +55,19 @@ _CONFIG: dict[str, Any] = {
 }
 _GRID = "#8884"
 ET.register_namespace("", "http://www.w3.org/2000/svg")
+
+
+def ready() -> None:
+    """Loads what draws.
+
+    Raises:
+        UsageError: It is not installed, or not whole.
+    """
+    try:
+        for name in ("altair", "vl_convert"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"The report cannot be drawn: {error}; install the extra `gate` of rapid-llm for {sys.executable}.") from error
 
 
 def _spec(chart: alt.TopLevelMixin) -> str:

@@ -145,6 +145,23 @@ def test_a_commit_that_is_none(repository: Path) -> None:
     _refused(_ci(repository, "run", "deadbeef"), 2, "'deadbeef' is no commit")
 
 
+@pytest.mark.parametrize("command", ["gate", "report"])
+def test_what_draws_is_not_installed_whole(repository: Path, command: str) -> None:
+    """Before anything is measured, and before anything is written."""
+    root = Path(__file__).resolve().parents[2]
+    half = repository.parent / "half"
+    half.mkdir()
+    (half / "jsonschema.py").write_text("raise ModuleNotFoundError(\"No module named 'jsonschema'\")\n", encoding="utf-8")
+    kept = repository / "report" / "verdict.json"
+    if command == "report":
+        kept.parent.mkdir()
+        shutil.copy(root / "docs/data/planted-h200/gate-planted.verdict.json", kept)
+    done = _ci(repository, command, PYTHONPATH=os.pathsep.join([str(half), str(root)]))
+    _refused(done, 2, "The report cannot be drawn", "No module named 'jsonschema'", "install the extra `gate`", sys.executable)
+    assert "measuring" not in done.stdout
+    assert [path.name for path in (repository / "report").iterdir()] == (["verdict.json"] if command == "report" else [])
+
+
 def test_a_report_without_a_verdict(tmp_path: Path) -> None:
     _refused(_ci(tmp_path, "report"), 2, "no verdict at report", "python -m ci gate")
 

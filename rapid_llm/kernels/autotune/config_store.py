@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import reprlib
 import stat
 import tempfile
 import warnings
@@ -117,9 +118,9 @@ class StoredConfig:
         if not all(_small(value) for value in self.config.values()):
             return "config holds what is neither an int of 64 bits, a short text nor null"
         if not _number(self.latency_us) or not 0 < self.latency_us < math.inf:
-            return f"latency_us is {self.latency_us!r} and no positive finite number"
+            return f"latency_us is {reprlib.repr(self.latency_us)} and no positive finite number"
         if not _number(self.max_abs_diff) or not 0 <= self.max_abs_diff < math.inf:
-            return f"max_abs_diff is {self.max_abs_diff!r}, so the config was not verified"
+            return f"max_abs_diff is {reprlib.repr(self.max_abs_diff)}, so the config was not verified"
         if not isinstance(self.environment, Mapping) or not self.environment:
             return "the environment block is missing"
         return None
