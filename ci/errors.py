@@ -40,7 +40,7 @@ class GateError(Exception):
 
 
 class UsageError(GateError):
-    """The command line, the repository or the selection cannot be used as given."""
+    """The command line, the repository, the selection or the installation cannot be used as given."""
 
     exit_code = ExitCode.USAGE
 

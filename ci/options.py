@@ -10,7 +10,7 @@ from ci import gate as gating
 from ci.baseline_command import expression
 
 EXIT_CODES = """exit codes, the first that applies:
-  2  the command line, the repository or the selection cannot be used
+  2  the command line, the repository, the selection or the installation cannot be used
   4  the baseline or the environment is invalid
   6  a result is wrong: UNVERIFIED or over 100 % of peak (VIOLATION)
   5  the runner is unfit: controls moved, or all rows moved together
