@@ -49,7 +49,7 @@ def _heading(processes: Sequence[ProcessRecord]) -> str:
     known = processes[-1].environment
     device = known["device"]
     assert isinstance(device, dict)
-    boots = {process.environment.get("boot_id") for process in processes}
+    boots = len({process.environment.get("boot_id") for process in processes})
     peak = statistics.median(p.ceilings.get("memory_peak_gb_per_s", 0.0) for p in processes)
     rates = ", ".join(
         f"{name} {statistics.median(p.ceilings[f'{name}_gb_per_s'] for p in processes):,.0f} GB/s"
@@ -59,8 +59,9 @@ def _heading(processes: Sequence[ProcessRecord]) -> str:
     days = sorted({process.started_at[:10] for process in processes})
     return (
         f"{device['name']}, driver {known['driver']}, CUDA {known['cuda']}, torch {known['torch']}, triton {known['triton']}, commit"
-        f" {processes[-1].commit[:12]}, {' to '.join(days)}: medians of {len(processes)} processes on {len(boots)} boots. Memory peak"
-        f" {peak:,.0f} GB/s from the device's properties; measured ceilings: {rates} (bytes read plus bytes written)."
+        f" {processes[-1].commit[:12]}, {' to '.join(days)}: medians of {len(processes)} processes"
+        f" on {boots} {'boots' if boots > 1 else 'boot'}. Memory peak {peak:,.0f} GB/s from the device's properties;"
+        f" measured ceilings: {rates} (bytes read plus bytes written)."
     )
 
 

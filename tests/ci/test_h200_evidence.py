@@ -42,6 +42,17 @@ def test_the_table_of_the_docs_is_the_one_that_its_command_prints(root: Path) ->
     assert page.partition("\n---\n\n")[2] == table(_runs(root))
 
 
+def test_rows_that_came_later_are_as_their_command_prints_them(root: Path) -> None:
+    page = (root / "docs" / "h200.md").read_text(encoding="utf-8")
+    lines = page.partition("<!-- later -->\n")[2].partition("<!-- end of later -->")[0].splitlines()
+    printed = table(sorted((root / "docs" / "data" / "rows-h200").iterdir())).splitlines()
+    accepted = page.partition("\n---\n\n")[2]
+    cases = [line.split(" | ")[0] for line in lines if line.startswith("| ") and not line.startswith(("| case", "| ---"))]
+    assert len(cases) == 5
+    assert [case for case in cases if case in accepted] == []
+    assert [line for line in lines if line and line not in printed] == []
+
+
 def test_how_far_processes_differ_is_what_its_command_prints(root: Path) -> None:
     page = (root / "docs" / "h200.md").read_text(encoding="utf-8")
     assert page.partition("<!-- spread -->\n")[2].partition("<!-- end of spread -->")[0] == spread_table(_runs(root))
