@@ -76,7 +76,9 @@ def selected_rows() -> list[SuiteRow]:
         raise SelectionError(f"{SELECT_VARIABLE}={pattern!r} is no regular expression ({error}); mend it") from error
     chosen = [row for row in rows if not row.suite.control and wanted.search(row.id)]
     if not chosen:
-        raise SelectionError(f"{SELECT_VARIABLE}={pattern!r} selects no row; it is searched in names like {rows[0].id!r}")
+        raise SelectionError(
+            f"--select (or {SELECT_VARIABLE}) {pattern!r} selects no row; it is a regular expression, searched in names like {rows[0].id!r}"
+        )
     classes = {_CONTROL_CLASS.get(row.case.bottleneck, row.case.bottleneck) for row in chosen}
     return [row for row in rows if row.suite.control and row.case.bottleneck in classes] + chosen
 

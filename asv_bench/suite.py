@@ -13,7 +13,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from asv_bench import kv_pool, microbench
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 Bottleneck = Literal["read-bandwidth", "dequant", "write-bandwidth", "compute", "launch", "host"]
+BOTTLENECKS: tuple[str, ...] = get_args(Bottleneck)
+UNITS = ("GB/s", "TFLOP/s", "calls/s")
+"""Throughputs that are told: of bytes, of FLOPs, and of calls where neither says what bounds them."""
 Outcomes = dict[str, dict[str, Any]]
 Track = Callable[[Any, Outcomes, str], float]
 
@@ -102,6 +105,10 @@ class Suite:
         labels = [case.label for case in cls.cases]
         if len(set(labels)) != len(labels):
             raise ValueError(f"{cls.__name__} has two cases with one label")
+        for case in cls.cases:
+            if case.bottleneck not in BOTTLENECKS:
+                known = ", ".join(BOTTLENECKS)
+                raise ValueError(f"{cls.__name__}: the bottleneck of {case.label!r} is {case.bottleneck!r}, which is none of {known}")
         cls.params = [labels]
         cls.unit = _track_method(cls).unit
         cls.version = f"{microbench.PROTOCOL}.{kv_pool.PROTOCOL}.{cls.work_version}"
@@ -175,12 +182,12 @@ def throughput(unit: str) -> Callable[[Track], Track]:
     asv keeps attributes of functions, not of classes.
 
     Args:
-        unit: Ends in "/s".
+        unit: One of `UNITS`.
     Raises:
-        ValueError: It does not.
+        ValueError: It is another.
     """
-    if not unit.endswith("/s"):
-        raise ValueError(f"a throughput is something per second, and {unit!r} does not end in /s")
+    if unit not in UNITS:
+        raise ValueError(f"a throughput is told in {', '.join(UNITS)}, and not in {unit!r}")
 
     def mark(method: Track) -> Track:
         vars(method).update(unit=unit, higher_is_better=True)
@@ -196,6 +203,8 @@ def _track_method(suite: type[Suite]) -> Any:
         TypeError: It has none, or several.
     """
     methods = [value for name, value in vars(suite).items() if name.startswith("track_")]
+    if len(methods) == 1 and not hasattr(methods[0], "unit"):
+        raise TypeError(f"the track_ method of {suite.__name__} is not marked by suite.throughput")
     if len(methods) != 1:
         raise TypeError(f"{suite.__name__} has to have one track_ method, marked by suite.throughput, not {len(methods)}")
     return methods[0]

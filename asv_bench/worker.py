@@ -140,7 +140,7 @@ class Bench:
                 raise
         finally:
             self.release()
-        return records.complete({**known, "status": outcome[0], "reason": outcome[1].splitlines()[0][:500] if outcome[1] else "no message"})
+        return records.complete({**known, "status": outcome[0], "reason": _reason(outcome[1])})
 
     def _measure(self, row: SuiteRow) -> dict[str, Any]:
         impl = row.suite.impl[self.device.type]
@@ -289,6 +289,12 @@ class Bench:
         work = microbench.Work(record["work"]["flops"], record["work"]["moved_bytes"], record["work"]["written_bytes"])
         flags = tuple(flag for flag in record["flags"] if flag != "STALE-CEILING")
         return self._table_row(row, record["impl"], record["latency_us"], work, max_abs_diff=record["max_abs_diff"], flags=flags)
+
+
+def _reason(message: str) -> str:
+    """The first line of a message, and where it announces a list, the list: what follows it otherwise is advice on how to look further."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return (" ".join(lines) if lines and lines[0].endswith(":") else lines[0] if lines else "no message")[:500]
 
 
 def _checked(prepared: Prepared) -> float:

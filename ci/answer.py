@@ -15,7 +15,7 @@ from ci.compiled_model import CompiledVerdict
 from ci.confirm import UNFIT_DEVICE, UNFIT_WALL_CLOCK
 from ci.model import GateResult, RowKey, RowOutcome, RowVerdict, RunVerdict
 from ci.noise import log_latency
-from ci.rows import WAIVED, counted
+from ci.rows import ONLY_NEW, WAIVED, counted
 from ci.templates.figures import change, percent
 from ci.templates.sections import has_number
 
@@ -46,6 +46,7 @@ _NEXT_STEP: dict[RunVerdict, str] = {
 _NEXT_STEP_AA = (
     "Read the smallest detectable regression of each row, which is what this machine can see, and record a baseline if that is fine enough."
 )
+_NEXT_STEP_NEW = "Measure the new rows together with others: a gate without --select, or with a wider one, passes with new rows in it."
 _MAX_LINES = 3
 _MAX_REASON = 160
 
@@ -144,6 +145,8 @@ def next_steps(result: GateResult) -> list[str]:
     if result.mode == "aa" and result.verdict is RunVerdict.PASS:
         return [_NEXT_STEP_AA]
     compiled, slower = worse_compiled(result), regressed(result)
+    if ONLY_NEW in result.reason:
+        return [_NEXT_STEP_NEW]
     if result.verdict is not RunVerdict.REGRESSION:
         return [_NEXT_STEP[result.verdict], *([_accepting(result, timed=False)] if compiled else [])]
     steps = []

@@ -48,8 +48,13 @@ def add_parser(commands: Any) -> None:
     show.add_argument("file", type=Path, nargs="?", help="a baseline file (default: this device's)")
 
 
+_WHOLE_NAME = re.compile(r"bench_\w+\.\w+\.track_\w+\(.*\)")
+
+
 def expression(text: str) -> str:
-    """A regular expression of the command line, as argparse takes a type."""
+    """A regular expression of the command line, as argparse takes a type; a row's whole name, as reports have it, stands for that row."""
+    if _WHOLE_NAME.fullmatch(text):
+        return re.escape(text)
     try:
         re.compile(text)
     except re.error as error:

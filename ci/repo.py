@@ -50,9 +50,14 @@ def review_lines(changed: Sequence[str]) -> list[str]:
             kinds.setdefault(what, []).append(path)
     lines = []
     for what, files in kinds.items():
-        rest = len(files) - _MAX_NAMED_FILES
-        lines.append(f"The change touches {what}: {', '.join(files[:_MAX_NAMED_FILES])}{f' and {rest} more' if rest > 0 else ''}.")
+        lines.append(f"The change touches {what}: {_some(files)}.")
     return lines
+
+
+def _some(files: Sequence[str]) -> str:
+    """The first of some files, and how many more there are."""
+    rest = len(files) - _MAX_NAMED_FILES
+    return f"{', '.join(files[:_MAX_NAMED_FILES])}{f' and {rest} more' if rest > 0 else ''}"
 
 
 @dataclass(frozen=True)
@@ -223,8 +228,8 @@ class Repository:
         dirty = [line[3:] for line in self.repo.git.status("--porcelain").splitlines()]
         product = [path for path in dirty if path.startswith("rapid_llm/")]
         if product:
-            notices.append(f"Uncommitted changes are not measured: {', '.join(product[:5])}.")
+            notices.append(f"Uncommitted changes are not measured: {_some(product)}. Commit them.")
         instrument = [path for path in dirty if path.startswith(("asv_bench/", "ci/", "asv.conf.json"))]
         if instrument:
-            notices.append(f"The instrument has uncommitted changes, which are in effect: {', '.join(instrument[:5])}.")
+            notices.append(f"The instrument has uncommitted changes, which are in effect: {_some(instrument)}.")
         return notices

@@ -233,6 +233,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+ONLY_NEW = "new rows alone have nothing to be held against"
+"""Of a reason."""
+
+
 def conclude(
     rows: Sequence[RowOutcome], *, invalid: str | None = None, unfit: str | None = None, unable: str | None = None
 ) -> tuple[ExitCode, str]:
@@ -271,6 +275,8 @@ def conclude(
             if any(row.verdict is verdict for row in rows)
         )
         reasons[ExitCode.INCOMPLETE] = f"no row could be compared ({tally or 'the run has no rows'})"
+        if any(row.verdict is RowVerdict.NEW for row in rows):
+            reasons[ExitCode.INCOMPLETE] += f": {ONLY_NEW}"
     if regressed:
         told = named(regressed, lambda row: f"{row.key} ({percent(row.effect)} latency)")
         reasons[ExitCode.REGRESSION] = f"{counted(len(regressed), 'row')} regressed: {told}"

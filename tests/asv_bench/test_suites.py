@@ -339,8 +339,25 @@ def test_two_cases_with_one_label_are_refused() -> None:
         type("Twice", (Suite,), {"cases": (case, case)})
     with pytest.raises(TypeError, match="one track_ method"):
         type("None_", (Suite,), {"cases": (case,)})
-    with pytest.raises(ValueError, match="per second"):
-        suite.throughput("us")
+    for unit in ("us", "GB", "GiB/s"):
+        with pytest.raises(ValueError, match="is told in GB/s, TFLOP/s, calls/s, and not in"):
+            suite.throughput(unit)
+    with pytest.raises(TypeError, match="is not marked by"):
+        type("Unmarked", (Suite,), {"cases": (case,), "track_calls": lambda self, outcomes, case: 1.0})
+    unknown = Case("y", "read_bandwidth", ("cpu",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bottleneck of 'y' is 'read_bandwidth', which is none of read-bandwidth, dequant"):
+        type("Unknown", (Suite,), {"cases": (unknown,), "track_calls": suite.throughput("calls/s")(lambda self, outcomes, case: 1.0)})
+
+
+def test_a_reason_is_a_line_with_the_list_that_it_announces() -> None:
+    assert worker._reason("No kernel serves it. Change what the reasons name:\n  a: no dtype\n  b: no device\n") == (
+        "No kernel serves it. Change what the reasons name: a: no dtype b: no device"
+    )
+    assert (
+        worker._reason("CUDA error: an illegal memory access\nFor debugging consider passing X\n") == "CUDA error: an illegal memory access"
+    )
+    assert worker._reason("") == "no message"
+    assert len(worker._reason("x" * 9_000)) == 500
 
 
 def test_importing_the_suites_imports_neither_torch_nor_the_library(root: Path) -> None:

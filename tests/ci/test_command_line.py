@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import main
+from ci.baseline_command import expression
 
 Run = subprocess.CompletedProcess[str]
 
@@ -251,3 +254,17 @@ def test_a_selection_that_is_no_expression_is_refused_at_once(capsys: pytest.Cap
         main(["gate", "--select", "("])
     assert left.value.code == 2
     assert "no regular expression" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "finds"),
+    [("bench_kv_write.KVWrite.track_calls(decode T=1 (x) [y] +2.0)", True), ("decode T=1", True), ("track_calls(decode", None)],
+)
+def test_a_row_is_selected_by_its_whole_name_as_reports_have_it(given: str, finds: bool | None) -> None:
+    name = "bench_kv_write.KVWrite.track_calls(decode T=1 (x) [y] +2.0)"
+    if finds is None:
+        with pytest.raises(argparse.ArgumentTypeError, match="no regular expression"):
+            expression(given)
+    else:
+        assert re.search(expression(given), name) is not None
+        assert re.search(expression(given), name.replace("T=1", "T=2")) is None

@@ -22,6 +22,7 @@ from gate_builders import (
 from gate_shortcuts import BASELINE, compare, head, outcome, verdicts
 
 from ci import baseline as baselines
+from ci.answer import next_steps
 from ci.compare import RUN_ORDER, compare_baseline, section_of
 from ci.errors import ExitCode
 from ci.model import CommitResult, Direction, RowKey, RowOutcome, RowResult, RowVerdict, RunVerdict
@@ -164,6 +165,19 @@ def test_an_empty_comparison_is_incomplete() -> None:
         run = without_row(run, name)
     result = compare(run, only)
     assert (result.exit_code, "no row could be compared" in result.reason) == (3, True)
+    assert "new rows alone" not in result.reason
+
+
+def test_new_rows_alone_are_told_apart_from_rows_that_failed() -> None:
+    only = msgspec.structs.replace(BASELINE, rows={key: row for key, row in BASELINE.rows.items() if row.control})
+    run = head()
+    for name in ROWS:
+        run = without_row(run, name)
+    result = compare(with_row(run, measured("decode_new", [10.0, 10.0, 10.0])), only)
+    assert result.exit_code == 3
+    assert "new rows alone have nothing to be held against" in result.reason
+    (step,) = next_steps(result)
+    assert step.startswith("Measure the new rows together with others")
 
 
 def test_new_and_skipped_rows_are_shown_and_do_not_fail() -> None:
