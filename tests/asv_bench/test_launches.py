@@ -81,8 +81,9 @@ from rapid_llm.kernels import direct_launch
 from rapid_llm.kernels.decode_split import paged_decode_kernel
 from rapid_llm.kernels.kv_write import kv_write_kernel
 from rapid_llm.kernels.ops.accepted import AcceptedCalls
-from tests.kernels.direct_launches import decode, patched_run
+from tests.kernels.direct_launches import decode
 from tests.kernels.direct_writes import write
+from tests.kernels.launcher_bench import patched_run
 from tests.kernels.stub_driver import StubDriver, installed
 
 again = direct_launch.Launches.again

@@ -19,7 +19,8 @@ from rapid_llm.kernels.configs import WriteConfig
 from rapid_llm.kernels.ops import kv, kv_write
 from rapid_llm.kernels.ops.spec import KernelSpec
 from rapid_llm.kernels.ops.tuned import overridden
-from tests.kernels.direct_launches import HEAD_DIM, HEADS, Bench, Call, asked, patched_run, scales_for, seen, shapes_only, tensor, told_of
+from tests.kernels.direct_launches import HEAD_DIM, HEADS, asked, scales_for, seen
+from tests.kernels.launcher_bench import Bench, Call, patched_run, shapes_only, tensor, told_of
 
 NAME = "triton_kv_write"
 FUSED = 4 * HEADS * HEAD_DIM
