@@ -200,7 +200,7 @@ def _track_method(suite: type[Suite]) -> Any:
     """The one `track_` method of a suite.
 
     Raises:
-        TypeError: It has none, or several.
+        TypeError: It has none, or several, or one that is not marked.
     """
     methods = [value for name, value in vars(suite).items() if name.startswith("track_")]
     if len(methods) == 1 and not hasattr(methods[0], "unit"):

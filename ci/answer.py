@@ -145,10 +145,9 @@ def next_steps(result: GateResult) -> list[str]:
     if result.mode == "aa" and result.verdict is RunVerdict.PASS:
         return [_NEXT_STEP_AA]
     compiled, slower = worse_compiled(result), regressed(result)
-    if ONLY_NEW in result.reason:
-        return [_NEXT_STEP_NEW]
     if result.verdict is not RunVerdict.REGRESSION:
-        return [_NEXT_STEP[result.verdict], *([_accepting(result, timed=False)] if compiled else [])]
+        step = _NEXT_STEP_NEW if ONLY_NEW in result.reason else _NEXT_STEP[result.verdict]
+        return [step, *([_accepting(result, timed=False)] if compiled else [])]
     steps = []
     if compiled:
         steps.append(

@@ -234,7 +234,7 @@ def counted(count: int, noun: str) -> str:
 
 
 ONLY_NEW = "new rows alone have nothing to be held against"
-"""Of a reason."""
+"""Part of the reason of a run that compared nothing but met new rows."""
 
 
 def conclude(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,23 @@ def test_the_pages_table_is_that_of_the_kept_run(root: Path) -> None:
     assert sanitize.table(outcomes) in page
     for outcome in outcomes:
         assert outcome.clean or f'"{outcome.tool} {outcome.part}" was stopped' in page
+
+
+def test_what_the_merge_costs_is_the_medians_of_the_kept_readings(root: Path) -> None:
+    kept = json.loads((root / "docs" / "data" / "sanitizer-h200" / "merge-before-after.json").read_text(encoding="utf-8"))["processes"]
+    page = (root / "docs" / "sanitizer.md").read_text(encoding="utf-8")
+    told = {
+        "B=1 S=1024 float16": "{:.2f} to {:.2f} us (+{:.1f} %)",
+        "B=1 S=32768 float16": "{:.2f} to {:.2f} (+{:.1f} %)",
+        "B=8 S=8192 float16": "8 x 8k {:.2f} to {:.2f}",
+        "B=8 S=8192 e4m3": "e4m3 {:.2f} to {:.2f} (+{:.1f} %)",
+        "B=1 S=32768 e4m3": "{:.2f} and {:.2f} us (+{:.1f} %)",
+    }
+    for row, text in told.items():
+        before, after = (statistics.median(us for process in kept[side] for us in process[row]) for side in ("before", "after"))
+        assert text.format(before, after, 100 * (after / before - 1)).replace("+0.", "+.") in page
+    first, second = (statistics.median(process["B=1 S=32768 e4m3"]) for process in kept["after"])
+    assert f"are {100 * (first / second - 1):.1f} % apart".replace(" 0.", " .") in page
 
 
 def test_every_part_has_tests() -> None:
